@@ -1,0 +1,46 @@
+"""The errors that Sublayer raises for a user's mistake: one line that says what, where and how to mend it."""
+
+from difflib import get_close_matches
+from collections.abc import Iterable
+
+
+class SublayerError(Exception):
+    """A job that failed for a reason the user can act on; the command line prints its one line and exits with 1."""
+
+    exit_code = 1
+
+
+class UsageError(SublayerError):
+    """A request that cannot be meant: unknown key, name or option; the command line exits with 2."""
+
+    exit_code = 2
+
+
+class SpecError(UsageError):
+    """A spec that describes no model: unknown key, wrong type, sizes that do not fit."""
+
+
+class MaskError(UsageError):
+    """A kernel asked for by name cannot express the mask or the options of the call."""
+
+
+class InputError(SublayerError):
+    """Values a model cannot take: token ids outside the vocabulary, positions beyond the table, wrong shapes."""
+
+
+class StateError(SublayerError):
+    """A decoding state asked for what it cannot hold: more tokens than its length, an unknown slot, a lost snapshot."""
+
+
+class WeightsError(SublayerError):
+    """A checkpoint that is not what its spec says: cut short, missing, extra or mis-shaped tensors."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """" (did you mean 'x'?)", or a list of what is known; for the end of an error line."""
+    known = sorted(known)
+    close = get_close_matches(name, known, n=1)
+    if close:
+        return f" (did you mean {close[0]!r}?)"
+    shown = ", ".join(known[:20]) + (", …" if len(known) > 20 else "")
+    return f" (known: {shown})" if known else ""
