@@ -1,0 +1,80 @@
+"""The kernel boundary of attention: one call, several kernels that compute the same function.
+
+B batch, N query heads, K key/value heads, L query length, M key length, H head size, Hv value head size.
+"""
+
+from typing import Literal
+
+from torch import Tensor
+
+from sublayer.errors import InputError, MaskError, nearest
+from sublayer.nn.mask import Mask
+from sublayer.nn.reference import KernelFunction, Options, reference
+from sublayer.nn.sdpa import sdpa
+
+Kernel = Literal["auto", "reference", "sdpa", "tiled", "flex", "triton"]
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None = None,
+    *,
+    scale: float,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    sink_logits: Tensor | None = None,
+    dropout: float = 0.0,
+    weights: bool = False,
+    kernel: Kernel = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Scaled dot-product attention, softmax(scale · q kᵀ + bias) v; scale is usually 1 / sqrt(H).
+
+    q: [B, N, L, H]; k: [B, K, M, H]; v: [B, K, M, Hv]; N is a multiple of K, and query head n reads key/value head
+    n // (N / K) (grouped queries). Returns [B, N, L, Hv] in q's dtype.
+
+    mask: who sees whom; without a layout the last query is aligned with the last key. A query that sees no key
+    returns zeros, with gradients of zero. Keys and values that no query of a row sees may hold NaN: it reaches
+    nothing. `reference` and `tiled` hold that for each single query too (a NaN in the future); torch's fused
+    kernels do not.
+    bias: broadcastable to [B, N, L, M], added to the scores after scaling and softcap.
+    softcap: scores become softcap · tanh(scale · q kᵀ / softcap), before bias and mask (Gemma 2, arXiv 2408.00118).
+    sink_logits: [N], learned; they join the softmax's denominator and no value (gpt-oss, arXiv 2508.10925).
+    dropout: the share of weights dropped, the rest scaled up. It is the caller that passes 0 in evaluation.
+    weights: also return the weights [B, N, L, M] that multiplied v.
+    kernel: "auto" follows the rule that `choose` states; a name asks for that kernel or fails.
+
+    Raises MaskError if the kernel asked for cannot express the call ("auto" never picks such a one), and InputError
+    for shapes that do not fit. Source: Vaswani et al. 2017, eq. 1; grouping, arXiv 2305.13245.
+    """
+    mask = Mask() if mask is None else mask
+    _check(q, k, v, sink_logits)
+    if k.shape[2] == 0:
+        out = q.new_zeros(*q.shape[:3], v.shape[3])
+        return (out, q.new_zeros(*q.shape[:3], 0)) if weights else out
+    options = Options(scale, bias, softcap, sink_logits, dropout, weights)
+    name = choose(q, k, v, mask, options) if kernel == "auto" else kernel
+    if name not in KERNELS:
+        raise MaskError(f"no attention kernel {name!r}{nearest(name, KERNELS)}")
+    return KERNELS[name](q, k, v, mask, options)
+
+
+def choose(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> str:
+    """The kernel that "auto" picks."""
+    if options.weights or options.softcap is not None or options.sink_logits is not None:
+        return "reference"
+    return "sdpa"
+
+
+KERNELS: dict[str, KernelFunction] = {"reference": reference, "sdpa": sdpa}
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, sink_logits: Tensor | None) -> None:
+    if q.shape[1] % k.shape[1] or k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise InputError(
+            f"attention takes q [B, N, L, H], k [B, K, M, H], v [B, K, M, Hv] with N a multiple of K; "
+            f"got q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+        )
+    if sink_logits is not None and sink_logits.shape != (q.shape[1],):
+        raise InputError(f"sink_logits are one a query head, [{q.shape[1]}]; got {list(sink_logits.shape)}")
