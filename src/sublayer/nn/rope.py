@@ -6,15 +6,18 @@ Source: Su et al. 2021, arXiv 2104.09864, eq. 34: pair i at position p turns by 
 
 from __future__ import annotations
 
-import math
+import dataclasses
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
-from ..errors import InputError, SpecError
+from ..errors import InputError, SpecError, nearest
 from ..spec import Spec
+from .constant import constant
+from .rope_scaling import DynamicNtk, Linear, Llama3, LongRope, Ntk, Scaling, Yarn, geometric
 
 Pairing = Literal["half", "interleaved"]
 
@@ -77,7 +80,7 @@ class Rope(Spec):
         Raises InputError if a dynamic scaling gets no lengths.
         """
         dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        frequencies = _constant(_frequencies(self, head_size), pos, dtype)
+        frequencies = constant(_frequencies(self, head_size), pos, dtype)
         if self.scaling is not None and self.dynamic:
             if lengths is None:
                 raise InputError(f"{type(self.scaling).__name__} needs lengths, the length of each token's document")
@@ -130,223 +133,6 @@ def repair(rows: Tensor, head_size: int, size: int | None = None, *, to: Pairing
     return rows.reshape(-1, head_size, *rows.shape[1:]).index_select(1, order).reshape(rows.shape)
 
 
-# Scalings: each has `frequencies` (of the trained length), `magnitude` (the attention factor) and `fit`.
-
-
-class _Scaling:
-    dynamic = False
-
-    def fit(self, size: int) -> None:
-        """Raises SpecError if R = size cannot be scaled so."""
-
-    def magnitude(self) -> float:
-        return 1.0
-
-    def frequencies(self, theta: float, size: int) -> list[float]:
-        return _geometric(theta, size)
-
-    def stretch(self, frequencies: Tensor, lengths: Tensor, theta: float, size: int) -> Tensor:
-        """Dynamic scalings: the frequencies [B|1, L, R/2] for documents of these lengths [B|1, L]."""
-        raise NotImplementedError
-
-
-class Linear(_Scaling, Spec):
-    """Positions divided by factor (position interpolation, arXiv 2306.15595)."""
-
-    factor: float
-    """Longest length over trained length."""
-
-    def check(self) -> None:
-        self.require(self.factor > 0, f"factor is above 0, got {self.factor}")
-
-    def frequencies(self, theta: float, size: int) -> list[float]:
-        return [frequency / self.factor for frequency in _geometric(theta, size)]
-
-
-class Ntk(_Scaling, Spec):
-    """A larger base, theta · factor^(R/(R−2)): the lowest frequency is interpolated, the highest kept.
-
-    Source: "NTK-aware scaled RoPE" (bloc97, 2023); written down in arXiv 2309.00071, section 3.1.
-    """
-
-    factor: float
-    """Longest length over trained length."""
-
-    def check(self) -> None:
-        self.require(self.factor > 0, f"factor is above 0, got {self.factor}")
-
-    def fit(self, size: int) -> None:
-        _require_four(self, size)
-
-    def frequencies(self, theta: float, size: int) -> list[float]:
-        return _geometric(self.base(theta, size), size)
-
-    def base(self, theta: float, size: int) -> float:
-        return theta * self.factor ** (size / (size - 2))
-
-
-class DynamicNtk(_Scaling, Spec):
-    """Ntk with the factor that the document's own length asks for; plain up to the trained length.
-
-    Source: emozilla, 2023; the formula is that of transformers: s = factor · length / trained − (factor − 1).
-    """
-
-    factor: float
-    """How fast the base grows with the length: s = 1 + factor · (length − trained) / trained."""
-    trained_length: int
-    """Tokens up to which the frequencies are the trained ones."""
-
-    dynamic = True
-
-    def check(self) -> None:
-        self.require(self.factor > 0 and self.trained_length > 0, "factor and trained_length are above 0")
-
-    def fit(self, size: int) -> None:
-        _require_four(self, size)
-
-    def stretch(self, frequencies: Tensor, lengths: Tensor, theta: float, size: int) -> Tensor:
-        # (theta · s^(R/(R−2)))^(−2i/R) = theta^(−2i/R) · s^(−2i/(R−2)); s is exactly 1 within the trained length.
-        beyond = (lengths - self.trained_length).clamp(min=0).to(frequencies.dtype)
-        grown = 1 + beyond * (self.factor / self.trained_length)
-        powers = tuple(-2 * i / (size - 2) for i in range(size // 2))
-        return frequencies * grown.unsqueeze(-1) ** _constant(powers, lengths, frequencies.dtype)
-
-
-class Yarn(_Scaling, Spec):
-    """Low frequencies interpolated, high ones kept, a linear ramp between; sharper attention. arXiv 2309.00071."""
-
-    factor: float
-    """Longest length over trained length."""
-    trained_length: int
-    """Tokens of context before the extension."""
-    beta_fast: float = 32.0
-    """Pairs that turn at least this often within the trained length keep their frequency."""
-    beta_slow: float = 1.0
-    """Pairs that turn at most this often are interpolated by the whole factor."""
-    attention_factor: float | None = None
-    """Multiplies cos and sin; where given it replaces all that follows from factor and the two mscales."""
-    mscale: float | None = None
-    """DeepSeek: weight of ln(factor) in the attention factor's numerator; counts only beside mscale_all_dim."""
-    mscale_all_dim: float | None = None
-    """DeepSeek: the same for its denominator."""
-    truncate: bool = True
-    """The ramp's ends are rounded outward to whole pairs, as in the paper's code."""
-
-    def check(self) -> None:
-        self.require(self.factor > 0 and self.trained_length > 0, "factor and trained_length are above 0")
-        self.require(self.beta_fast > self.beta_slow > 0, "beta_fast is above beta_slow, and both above 0")
-
-    def magnitude(self) -> float:
-        if self.attention_factor is not None:
-            return self.attention_factor
-        if self.mscale and self.mscale_all_dim:
-            return yarn_magnitude(self.factor, self.mscale) / yarn_magnitude(self.factor, self.mscale_all_dim)
-        return yarn_magnitude(self.factor)
-
-    def frequencies(self, theta: float, size: int) -> list[float]:
-        def pair_turning(turns: float) -> float:  # the (fractional) pair with so many turns in the trained length
-            return size * math.log(self.trained_length / (turns * 2 * math.pi)) / (2 * math.log(theta))
-
-        low, high = pair_turning(self.beta_fast), pair_turning(self.beta_slow)
-        if self.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, size - 1)
-        width = high - low or 0.001  # an empty ramp is a step, as in the paper's code
-        ramp = [min(max((i - low) / width, 0.0), 1.0) for i in range(size // 2)]
-        return [f * (1 - r) + f / self.factor * r for f, r in zip(_geometric(theta, size), ramp, strict=True)]
-
-
-class Llama3(_Scaling, Spec):
-    """Long wavelengths interpolated, short ones kept, a smooth passage between (Llama 3.1's reference code)."""
-
-    factor: float
-    """What the long wavelengths are stretched by."""
-    low_frequency_factor: float
-    """Wavelengths above trained_length / this are stretched by the whole factor."""
-    high_frequency_factor: float
-    """Wavelengths below trained_length / this are kept."""
-    trained_length: int
-    """Tokens of context before the extension."""
-
-    def check(self) -> None:
-        self.require(self.factor > 0 and self.trained_length > 0, "factor and trained_length are above 0")
-        self.require(
-            self.high_frequency_factor > self.low_frequency_factor > 0,
-            "high_frequency_factor is above low_frequency_factor, and both above 0",
-        )
-
-    def frequencies(self, theta: float, size: int) -> list[float]:
-        def stretched(frequency: float) -> float:
-            turns = self.trained_length * frequency / (2 * math.pi)
-            keep = (turns - self.low_frequency_factor) / (self.high_frequency_factor - self.low_frequency_factor)
-            keep = min(max(keep, 0.0), 1.0)
-            return frequency * (keep + (1 - keep) / self.factor)
-
-        return [stretched(frequency) for frequency in _geometric(theta, size)]
-
-
-class LongRope(_Scaling, Spec):
-    """A searched divisor for every pair: one set within the trained length, one beyond it. arXiv 2402.13753."""
-
-    short: tuple[float, ...]
-    """R/2 divisors for documents up to trained_length."""
-    long: tuple[float, ...]
-    """R/2 divisors for longer documents."""
-    trained_length: int
-    """Tokens of context before the extension; a document of one more uses the long set throughout."""
-    factor: float | None = None
-    """Longest length over trained length; gives the attention factor sqrt(1 + ln factor / ln trained_length)."""
-    attention_factor: float | None = None
-    """Multiplies cos and sin; where given it replaces what follows from factor. With neither it is 1."""
-
-    dynamic = True
-
-    def check(self) -> None:
-        self.require(len(self.short) == len(self.long), f"{len(self.short)} short divisors but {len(self.long)} long")
-        self.require(all(divisor > 0 for divisor in self.short + self.long), "divisors are above 0")
-        self.require(self.trained_length > 1, f"trained_length is above 1, got {self.trained_length}")
-
-    def fit(self, size: int) -> None:
-        if len(self.short) != size // 2:
-            raise SpecError(f"LongRope: {len(self.short)} divisors for {size // 2} rotated pairs")
-
-    def magnitude(self) -> float:
-        if self.attention_factor is not None:
-            return self.attention_factor
-        if self.factor is None or self.factor <= 1:
-            return 1.0
-        return math.sqrt(1 + math.log(self.factor) / math.log(self.trained_length))
-
-    def frequencies(self, theta: float, size: int) -> list[float]:
-        return [f / divisor for f, divisor in zip(_geometric(theta, size), self.short, strict=True)]
-
-    def stretch(self, frequencies: Tensor, lengths: Tensor, theta: float, size: int) -> Tensor:
-        long = tuple(f / divisor for f, divisor in zip(_geometric(theta, size), self.long, strict=True))
-        beyond = (lengths > self.trained_length).unsqueeze(-1)
-        return torch.where(beyond, _constant(long, lengths, frequencies.dtype), frequencies)
-
-
-Scaling = Linear | Ntk | DynamicNtk | Yarn | Llama3 | LongRope
-
-
-def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """YaRN's attention temperature 0.1 · weight · ln(factor) + 1, and 1 up to factor 1 (arXiv 2309.00071, eq. 22)."""
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-
-def _geometric(theta: float, size: int) -> list[float]:
-    return [theta ** (-2 * i / size) for i in range(size // 2)]
-
-
-def _require_four(scaling: Spec, size: int) -> None:
-    if size < 4:  # the exponent R / (R − 2)
-        raise SpecError(f"{type(scaling).__name__}: needs at least 4 rotated dims, got {size}")
-
-
-# Frequencies are kept here, per spec, head size, device and dtype, and never in a module: a module's `.to(bfloat16)`
-# or building on meta cannot touch them. They are Python floats first, so a compiler takes them for constants.
-
-
 @torch.compiler.assume_constant_result  # pyright: ignore[reportUnknownMemberType]
 def _frequencies(rope: Rope, head_size: int) -> tuple[float, ...]:
     return _computed_frequencies(rope, head_size)
@@ -356,17 +142,124 @@ def _frequencies(rope: Rope, head_size: int) -> tuple[float, ...]:
 def _computed_frequencies(rope: Rope, head_size: int) -> tuple[float, ...]:
     size = rope.rotated(head_size)
     scaling = rope.scaling
-    return tuple(_geometric(rope.theta, size) if scaling is None else scaling.frequencies(rope.theta, size))
+    return tuple(geometric(rope.theta, size) if scaling is None else scaling.frequencies(rope.theta, size))
 
 
-def _constant(values: tuple[float, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values on like's device; kept between calls, but for compilers and fake tensors, which make their own."""
-    if torch.compiler.is_compiling() or type(like) is not Tensor:
-        return torch.tensor(values, dtype=dtype, device=like.device)
-    return _kept(values, dtype, like.device)
+def rope_from_hf(config: Mapping[str, Any], head_size: int, *, pairing: Pairing = "half") -> Rope:
+    """The Rope of a config.json: `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (before).
+
+    Which dims pair is in no config but in the family's code: say so. Other keys of the config are not looked at.
+    Raises SpecError naming the key for a rope_type or a key of it that is not known here, and for one that is missing.
+    """
+    where, given = _hf_parameters(config)
+    theta = given.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
+    part = given.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
+    size = None if int(head_size * part) == head_size else int(head_size * part)
+    older, newer = given.pop("type", None), given.pop("rope_type", None)
+    kind = str(newer or older or "default")
+    kind = "longrope" if kind == "su" else kind  # Phi-3's first name for it
+    if kind not in _HF:
+        raise SpecError(f"{where}.rope_type: {kind!r} is not known{nearest(kind, _HF)}")
+    scaling, keys = _HF[kind]
+    unknown = next((key for key in given if key not in keys), None)
+    if unknown is not None:
+        raise SpecError(f"{where}.{unknown}: not a key of rope_type {kind!r}{nearest(unknown, keys)}")
+    if scaling is None:
+        return Rope(theta, size, pairing)
+
+    longest = config.get("max_position_embeddings")
+    fields = {keys[key]: value for key, value in given.items()}
+    if scaling is DynamicNtk:
+        fields["trained_length"] = longest
+    elif "trained_length" in keys.values():  # the top level wins, as in transformers: Phi-3 has it there
+        trained = config.get("original_max_position_embeddings") or fields.get("trained_length")
+        fields["trained_length"] = trained or longest
+    if scaling in (Yarn, LongRope) and longest and fields["trained_length"]:
+        fields.setdefault("factor", longest / fields["trained_length"])
+    theirs = {ours: f"{where}.{key}" for key, ours in keys.items()}
+    for field in dataclasses.fields(cast(Any, scaling)):
+        if field.default is dataclasses.MISSING and fields.get(field.name) is None:
+            key = theirs.get(field.name, "max_position_embeddings")
+            raise SpecError(f"{key}: missing, rope_type {kind!r} needs it")
+    return Rope(theta, size, pairing, scaling(**fields))
 
 
-@lru_cache(maxsize=1024)
-def _kept(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # else the first caller's mode would follow the tensor into training
-        return torch.tensor(values, dtype=dtype, device=device)
+def rope_to_hf(rope: Rope, head_size: int) -> dict[str, Any]:
+    """The keys of config.json, as transformers 5 spells them, that `rope_from_hf` reads as the same Rope.
+
+    DynamicNtk sets max_position_embeddings too, its trained length. Ntk, which transformers lacks, becomes its base;
+    a LongRope without a factor gets its attention factor written out: the same function, not an equal spec.
+    """
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": rope.theta}
+    config: dict[str, Any] = {"rope_parameters": parameters}
+    size, scaling = rope.rotated(head_size), rope.scaling
+    if size != head_size:
+        # They take the whole part of head_size · factor; half a dim more where rounding would lose one.
+        part = size / head_size
+        parameters["partial_rotary_factor"] = part if int(head_size * part) == size else (size + 0.5) / head_size
+    if scaling is None:
+        return config
+    if isinstance(scaling, Ntk):
+        parameters["rope_theta"] = scaling.base(rope.theta, size)
+        return config
+    kind, keys = next((kind, keys) for kind, (known, keys) in _HF.items() if known is type(scaling))
+    parameters["rope_type"] = kind
+    for key, ours in keys.items():
+        value = getattr(scaling, ours)
+        if value is not None:
+            parameters[key] = list(cast("tuple[float, ...]", value)) if isinstance(value, tuple) else value
+    if isinstance(scaling, DynamicNtk):
+        config["max_position_embeddings"] = scaling.trained_length
+    if isinstance(scaling, LongRope) and scaling.factor is None:
+        parameters["attention_factor"] = scaling.magnitude()  # else they would derive one from the lengths
+    return config
+
+
+def _hf_parameters(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """(the key they stand under, the parameters without those set to null)."""
+    spellings = [key for key in ("rope_parameters", "rope_scaling") if config.get(key)]
+    if len(spellings) == 2 and config["rope_parameters"] != config["rope_scaling"]:
+        raise SpecError("rope_scaling: differs from rope_parameters, its newer spelling; keep one")
+    where = spellings[0] if spellings else "rope_parameters"
+    given = cast("dict[str, Any]", config.get(where) or {})
+    return where, {key: value for key, value in given.items() if value is not None}
+
+
+# rope_type of transformers: our scaling and, their keys beside our fields; read in both directions.
+_HF: dict[str, tuple[type[Scaling] | None, dict[str, str]]] = {
+    "default": (None, {}),
+    "linear": (Linear, {"factor": "factor"}),
+    "dynamic": (DynamicNtk, {"factor": "factor"}),  # its trained length is max_position_embeddings
+    "llama3": (
+        Llama3,
+        {
+            "factor": "factor",
+            "low_freq_factor": "low_frequency_factor",
+            "high_freq_factor": "high_frequency_factor",
+            "original_max_position_embeddings": "trained_length",
+        },
+    ),
+    "yarn": (
+        Yarn,
+        {
+            "factor": "factor",
+            "original_max_position_embeddings": "trained_length",
+            "beta_fast": "beta_fast",
+            "beta_slow": "beta_slow",
+            "attention_factor": "attention_factor",
+            "mscale": "mscale",
+            "mscale_all_dim": "mscale_all_dim",
+            "truncate": "truncate",
+        },
+    ),
+    "longrope": (
+        LongRope,
+        {
+            "short_factor": "short",
+            "long_factor": "long",
+            "original_max_position_embeddings": "trained_length",
+            "factor": "factor",
+            "attention_factor": "attention_factor",
+        },
+    ),
+}
