@@ -1,0 +1,1 @@
+"""The command line: `main` finds the subcommand; each subcommand is a module with a function `command`."""

@@ -1,0 +1,103 @@
+"""The command `sublayer`: finds the subcommand, and turns a user's mistake into one line and an exit code.
+
+Nothing of a subcommand is imported before it is called: `sublayer --help` must not wait for torch.
+"""
+
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
+
+from sublayer import __version__
+from sublayer.errors import SublayerError
+
+
+class Entry(NamedTuple):
+    module: str  # holds a function `command`, whose annotations typer turns into arguments and options
+    help: str  # its line in `sublayer --help`; its own `--help` shows the function's docstring
+
+
+COMMANDS = {
+    "quickstart": Entry("sublayer.cli.quickstart", "Build a small model, train it, generate, and look inside."),
+    "recipes": Entry("sublayer.cli.recipes", "List the families of models and their sizes."),
+    "show": Entry("sublayer.cli.show", "Print an architecture: its parts, parameters, FLOPs and bytes."),
+    "generate": Entry("sublayer.cli.generate", "Continue a text with a model."),
+}
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs `sublayer` with args (default: those of the process) and returns the exit code.
+
+    0: done. 1: the job failed. 2: the request could not be meant. 130: interrupted. A mistake is told in one line;
+    `--debug`, before the subcommand, shows the traceback too. An error that is a fault of ours is not caught.
+    """
+    try:
+        code = typer.main.get_command(app).main(args, prog_name="sublayer", standalone_mode=False)
+    except TyperException as error:
+        return _complain(error.format_message(), error.exit_code)
+    if code == 130:
+        return _complain("interrupted", code)
+    return code or 0
+
+
+class Commands(TyperGroup):
+    """A group that knows its subcommands by their line of help, and imports only the one that is called."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, entry in COMMANDS.items():
+            self.add_command(TyperCommand(name, help=entry.help))
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, _load(str(name)), rest
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (SublayerError, OSError) as error:
+            if isinstance(error, OSError) and error.filename is None:
+                raise  # a closed pipe, which typer ends quietly, or a fault of ours
+            if ctx.params["debug"]:
+                traceback.print_exc()
+            raise typer.Exit(_complain(*_told(error))) from error
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"sublayer {__version__}")
+        raise typer.Exit()
+
+
+@app.callback(cls=Commands, no_args_is_help=True)
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error too.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Every architecture is data: build models from parts, run them, and see what they do."""
+
+
+def _load(name: str) -> Any:
+    single = typer.Typer(add_completion=False)
+    single.command(name)(import_module(COMMANDS[name].module).command)
+    return typer.main.get_command(single)
+
+
+def _told(error: SublayerError | OSError) -> tuple[str, int]:
+    if isinstance(error, SublayerError):
+        return str(error), error.exit_code
+    return f"{error.filename}: {error.strerror}", 1
+
+
+def _complain(message: str, code: int) -> int:
+    if message:  # it is empty where typer has answered with the help
+        typer.secho(f"sublayer: {' '.join(message.split())}", fg="red", err=True)
+    return code
