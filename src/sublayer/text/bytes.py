@@ -1,0 +1,85 @@
+"""Bytes: the tokenizer that needs no training — an id is a byte of the text's UTF-8."""
+
+import codecs
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sublayer.errors import InputError, nearest
+from sublayer.files import replacing
+from sublayer.text.tokenizer import check_id, utf8
+
+BYTES = 256
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Ids 0 to 255 are bytes; the specials follow from 256 on, the first of them being the one that ends a text.
+
+    decode(encode(text)) == text for every text. See Tokenizer for what the methods promise.
+    """
+
+    specials: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return BYTES + len(self.specials)
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        return (BYTES,) if self.specials else ()
+
+    def encode(self, text: str, *, framed: bool = False) -> list[int]:
+        return list(utf8(text))
+
+    def decode(self, ids: Sequence[int], errors: str = "replace") -> str:
+        """As Tokenizer.decode; with errors="strict", ids that are not UTF-8 raise InputError."""
+        stream = ByteStream(self.size, errors)
+        return "".join([stream.push(token) for token in ids]) + stream.finish()
+
+    def stream(self) -> "ByteStream":
+        return ByteStream(self.size)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `load_tokenizer` reads back from a tokenizer.json."""
+        return {"type": "Bytes", "specials": list(self.specials)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Bytes":
+        """The tokenizer that `to_json` wrote. Raises InputError for an unknown key or a wrong value."""
+        for key in data:
+            if key not in ("type", "specials"):
+                raise InputError(f"Bytes.{key}: unknown key{nearest(key, ('type', 'specials'))}")
+        specials = data.get("specials", [])
+        if not isinstance(specials, list) or not all(isinstance(special, str) for special in specials):
+            raise InputError(f"Bytes.specials: expected a list of strings, got {specials!r}")
+        return cls(tuple(specials))
+
+    def save(self, folder: Path | str) -> None:
+        """Writes tokenizer.json into folder."""
+        with replacing(Path(folder) / "tokenizer.json") as path:
+            path.write_text(json.dumps(self.to_json(), ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
+class ByteStream:
+    """The StreamDecoder of Bytes: at most three bytes wait for the rest of their character."""
+
+    def __init__(self, size: int, errors: str = "replace") -> None:
+        self._size = size
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors)
+
+    def push(self, token: int) -> str:
+        check_id(token, self._size)
+        # A special token ends whatever character stood before it: the bytes on its two sides are never joined.
+        return self._decode(bytes((token,))) if token < BYTES else self.finish()
+
+    def finish(self) -> str:
+        return self._decode(b"", final=True)
+
+    def _decode(self, data: bytes, final: bool = False) -> str:
+        try:
+            return self._decoder.decode(data, final)
+        except UnicodeDecodeError as error:
+            raise InputError(f"the ids are not UTF-8: {error.reason} at bytes {list(error.object)}") from None
