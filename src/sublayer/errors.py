@@ -37,7 +37,7 @@ class WeightsError(SublayerError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """" (did you mean 'x'?)", or a list of what is known; for the end of an error line."""
+    """ " (did you mean 'x'?)", or a list of what is known; for the end of an error line."""
     known = sorted(known)
     close = get_close_matches(name, known, n=1)
     if close:

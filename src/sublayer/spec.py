@@ -9,7 +9,7 @@ import json
 import math
 import pkgutil
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import import_module

@@ -31,7 +31,8 @@ class Shared:
     """What a trunk computes once a forward pass for all of its layers."""
 
     place: Place | None = None
-    resets: Tensor | None = None  # [B, L] bool: a document starts here, so recurrences forget what came before
+    starts: Tensor | None = None  # [B, L] bool: another document starts here, so recurrences forget what came before
+    document: Tensor | None = None  # [B, L]: documents of a row or slot numbered from 1, 0 for padding; None: one a row
     layout: Any = None  # nn.mask.Layout of self-attention; None: one document a row, positions by index
     cross: Any = None  # nn.mask.Layout of cross-attention
     rotary: tuple[tuple[Tensor, Tensor], ...] = ()  # (cos, sin) [B or 1, L, R/2] for each distinct rotary position

@@ -1,0 +1,74 @@
+"""Recipes: one module a family, each a function from sizes to a spec: `sublayer.recipes.llama(dim=…, …)`.
+
+A family's module also holds its published SIZES, a TINY one for tests, NAMES (its checkpoint table), HF (how to read
+config.json, by architecture), `to_hf`, and EXEMPT: the contracts without meaning for it, each with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from ..errors import SpecError, UsageError, nearest
+from ..nn.sublayer import Model
+from .gpt2 import gpt2
+from .llama import llama
+
+FAMILIES = ("gpt2", "llama")
+CONTRACTS = ("parity", "size", "incremental", "packing", "padding", "kernels", "round trip", "compile", "learning")
+
+__all__ = ["CONTRACTS", "FAMILIES", "family", "from_hf", "gpt2", "llama", "model", "names_of_sizes", "to_hf"]
+
+
+def family(name: str) -> Any:
+    """The module of a family. Raises UsageError with the nearest name for an unknown one."""
+    if name not in FAMILIES:
+        raise UsageError(f"unknown family {name!r}{nearest(name, FAMILIES)}")
+    return import_module(f"{__name__}.{name}")
+
+
+def names_of_sizes() -> dict[str, str]:
+    """{published size: family}, in the order of the families."""
+    return {size: name for name in FAMILIES for size in family(name).SIZES}
+
+
+def model(name: str) -> Model:
+    """The spec of a published size, such as "llama3-8b". Raises UsageError with the nearest name for an unknown one."""
+    sizes = names_of_sizes()
+    if name not in sizes:
+        raise UsageError(f"unknown model {name!r}{nearest(name, sizes)}")
+    module = family(sizes[name])
+    return getattr(module, sizes[name])(**module.SIZES[name])
+
+
+def from_hf(config: Mapping[str, Any]) -> tuple[Model, Any]:
+    """(spec, family module) of a config.json. Raises SpecError for an architecture or a value that is not modelled."""
+    readers = {name: (module.HF[name], module) for module in map(family, FAMILIES) for name in module.HF}
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures:
+        raise SpecError("config.json names no architecture: it needs architectures=[…]")
+    name = str(architectures[0])
+    if name not in readers:
+        raise SpecError(f"architecture {name!r} has no recipe{nearest(name, readers)}")
+    read, module = readers[name]
+    return read(config), module
+
+
+def to_hf(spec: Model) -> tuple[dict[str, Any], Any]:
+    """(config.json, family module) that reads back as this very spec. Raises SpecError where no family has one."""
+    for name in FAMILIES:
+        module = family(name)
+        try:
+            config = module.to_hf(spec)
+            back, _ = from_hf(config)
+        except (SpecError, AttributeError, KeyError):  # a spec of another shape
+            continue
+        if _same_function(back, spec):
+            return config, module
+    raise SpecError(f"no Hugging Face architecture expresses this model; known families: {', '.join(FAMILIES)}")
+
+
+def _same_function(a: Model, b: Model) -> bool:
+    """Equal but for how new weights would be drawn, which a config.json does not say."""
+    return a.replace(init=b.init) == b

@@ -1,0 +1,109 @@
+"""Names: checkpoint tables. A row says (theirs, ours, change); one table is read both ways, to import and to export."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from .errors import WeightsError
+
+Tensors = list[Tensor]
+
+
+@dataclass(frozen=True)
+class Change:
+    """An invertible step between their tensors of a row and ours."""
+
+    into: Callable[[Tensors], Tensors]
+    """Theirs to ours."""
+    back: Callable[[Tensors], Tensors]
+    """Ours to theirs."""
+    whole_rows: bool = True
+    """Whether it only moves whole rows, and so works on quantised blocks as they are."""
+
+
+SAME = Change(list, list)
+TRANSPOSED = Change(lambda ts: [t.t() for t in ts], lambda ts: [t.t() for t in ts], whole_rows=False)
+
+
+def stacked(parts: int, transposed: bool = False) -> Change:
+    """One of theirs holds `parts` equal matrices of ours, one above the other (beside, if stored transposed)."""
+
+    def into(theirs: Tensors) -> Tensors:
+        whole = theirs[0].t() if transposed else theirs[0]
+        return list(whole.chunk(parts))
+
+    def back(ours: Tensors) -> Tensors:
+        whole = torch.cat(ours)
+        return [whole.t() if transposed else whole]
+
+    return Change(into, back, whole_rows=not transposed)
+
+
+@dataclass(frozen=True)
+class Row:
+    """`{}` in a name stands for a number, the same one at the same place on both sides."""
+
+    theirs: str | tuple[str, ...]
+    ours: str | tuple[str, ...]
+    change: Change = field(default=SAME)
+
+    def __post_init__(self) -> None:
+        holes = {name.count("{}") for name in (*_names(self.theirs), *_names(self.ours))}
+        if len(holes) != 1:
+            raise ValueError(f"{self.theirs} and {self.ours} have different numbers of {{}}")
+
+    def at(self, numbers: Sequence[int]) -> Row:
+        """The row of one layer (and expert)."""
+        theirs, ours = (tuple(name.format(*numbers) for name in _names(side)) for side in (self.theirs, self.ours))
+        return Row(theirs, ours, self.change)
+
+    @property
+    def their_names(self) -> tuple[str, ...]:
+        return _names(self.theirs)
+
+    @property
+    def our_names(self) -> tuple[str, ...]:
+        return _names(self.ours)
+
+
+def expand(rows: Iterable[Row], ours: Iterable[str]) -> list[Row]:
+    """The rows that a model with parameters named `ours` needs, one for each number that occurs.
+
+    A row none of whose names occur is left out (a bias the model does not have). Raises WeightsError for a parameter
+    that no row names, or a row only some of whose names occur.
+    """
+    left, found = set(ours), list[Row]()
+    every = frozenset(left)
+    for row in rows:
+        pattern = re.compile(re.escape(row.our_names[0]).replace(r"\{\}", r"(\d+)"))
+        matches = [[int(number) for number in match.groups()] for name in every if (match := pattern.fullmatch(name))]
+        for numbers in sorted(matches):
+            concrete = row.at(numbers)
+            missing = set(concrete.our_names) - left
+            if missing:
+                raise WeightsError(f"{sorted(missing)[0]}: the model has no such parameter, or two rows name it")
+            left -= set(concrete.our_names)
+            found.append(concrete)
+    if left:
+        raise WeightsError(f"{sorted(left)[0]}: no row of the checkpoint table names this parameter")
+    return found
+
+
+def matches(patterns: Iterable[str], name: str) -> bool:
+    """Whether a name is one of the patterns, `{}` standing for a number."""
+    return any(re.fullmatch(re.escape(pattern).replace(r"\{\}", r"\d+"), name) for pattern in patterns)
+
+
+def _names(side: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (side,) if isinstance(side, str) else side
+
+
+def rows(pairs: Sequence[tuple[str, str]], kinds: Sequence[str] = ("weight", "bias")) -> list[Row]:
+    """Plain rows for modules: ("a", "b") becomes ("a.weight", "b.weight") and ("a.bias", "b.bias")."""
+    return [Row(f"{theirs}.{kind}", f"{ours}.{kind}") for (theirs, ours), kind in product(pairs, kinds)]

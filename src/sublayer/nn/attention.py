@@ -1,0 +1,200 @@
+"""Attention as one op: single-head, multi-head, multi-query, grouped-query; causal, windowed, prefix, cross.
+
+B batch, L query length, M key length, D model width, N heads, K kv heads, H head size.
+Source: Vaswani et al. 2017, section 3.2; multi-query, arXiv 1911.02150; grouped-query, arXiv 2305.13245.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..state import Leaf, PerMemory, PerToken, State
+from ..step import Shared, Step
+from .attend import attend
+from .initialise import Init
+from .mask import Mask
+from .op import Context, Op, Part
+from .position import Shaw
+from .rope import Rope, rotate
+
+
+class Attention(Part):
+    """q, k, v projections, scaled dot-product attention, output projection.
+
+    heads=1 is single-head, kv_heads=1 multi-query, 1 < kv_heads < heads grouped-query attention. The three
+    projections are separate matrices: one fused product was measured no faster on CPU (within 3%), and separate ones
+    keep names, adapters, quantisation and shards plain.
+    """
+
+    heads: int
+    """N, query heads."""
+    kv_heads: int | None = None
+    """K, key and value heads, each shared by N / K query heads; None: as many as heads."""
+    head_size: int | None = None
+    """H; None: D / N."""
+    causal: bool = True
+    """Whether a query sees only keys at its position or before (with Step.prefix: those, or the prefix)."""
+    window: int | None = None
+    """How many positions back a query sees, its own included; both ways where not causal; None: all."""
+    keep_first: int = 0
+    """Keys at the first positions that stay visible past the window."""
+    cross: bool = False
+    """Whether keys and values come from Step.memory; such attention is never causal."""
+    position: Rope | Shaw | None = None
+    """Rotary or relative positions inside the scores."""
+    qk_norm: Part | None = None
+    """A norm over H on queries and on keys, before positions."""
+    softcap: float | None = None
+    """c in c · tanh(scores / c); None: no cap."""
+    sinks: bool = False
+    """A learned logit a head that joins the softmax's denominator."""
+    scale: float | None = None
+    """What scores are multiplied by; None: H^−1/2."""
+    bias: bool = False
+    """Whether q, k and v have biases."""
+    out_bias: bool | None = None
+    """Whether the output projection has one; None: as q, k and v."""
+    dropout: float = 0.0
+    """Share of attention weights zeroed while training."""
+
+    def check(self) -> None:
+        kv_heads = self.kv_heads or self.heads
+        self.require(self.heads > 0 and kv_heads > 0, "heads and kv_heads must be above 0")
+        self.require(
+            self.heads % kv_heads == 0,
+            f"heads={self.heads} is not a multiple of kv_heads={kv_heads}: each key head serves the same number of queries",
+        )
+        self.require(
+            self.window is None or self.window > 0, f"window={self.window} hides everything; use None for no window"
+        )
+        self.require(not (self.cross and self.window), "cross-attention has no window: memory has no query position")
+        self.require(0 <= self.dropout < 1, f"dropout is a share from 0 to below 1, got {self.dropout}")
+
+    def build(self, dim: int, context: Context) -> AttentionOp:
+        return AttentionOp(self, dim, context)
+
+
+class AttentionOp(Op):
+    """[B, L, D] → [B, L, D]. Raises InputError when cross-attention has neither memory nor a state that holds it."""
+
+    residual_outputs = ("out",)
+
+    def __init__(self, spec: Attention, dim: int, context: Context) -> None:
+        super().__init__()
+        spec.require(
+            spec.head_size is not None or dim % spec.heads == 0,
+            f"heads={spec.heads} do not divide the width {dim}: choose a divisor, or give head_size",
+        )
+        self.spec = spec
+        self.kernel = "auto"  # how attend computes; a pass over the built model may change it
+        self.head_size = spec.head_size or dim // spec.heads
+        self.scale = spec.scale if spec.scale is not None else self.head_size**-0.5
+        kv_heads = spec.kv_heads or spec.heads
+        source = (context.memory or dim) if spec.cross else dim
+        self.q = nn.Linear(dim, spec.heads * self.head_size, spec.bias)
+        self.k = nn.Linear(source, kv_heads * self.head_size, spec.bias)
+        self.v = nn.Linear(source, kv_heads * self.head_size, spec.bias)
+        out_bias = spec.bias if spec.out_bias is None else spec.out_bias
+        self.out = nn.Linear(spec.heads * self.head_size, dim, out_bias)
+        self.q_norm = spec.qk_norm.build(self.head_size, context) if spec.qk_norm else None
+        self.k_norm = spec.qk_norm.build(self.head_size, context) if spec.qk_norm else None
+        self.sink_logits = nn.Parameter(torch.empty(spec.heads)) if spec.sinks else None
+        self.rope = spec.position if isinstance(spec.position, Rope) else None
+        self.table = context.number(self.rope, self.head_size) if self.rope else 0
+        self.shaw = spec.position.build(self.head_size, context) if isinstance(spec.position, Shaw) else None
+
+    def initialise(self, generator: torch.Generator, init: Init) -> None:
+        if self.sink_logits is not None:
+            self.sink_logits.zero_()
+
+    def state(self) -> dict[str, Leaf]:
+        if not (self.spec.causal or self.spec.cross):
+            return {}
+        shape = (self.k.out_features // self.head_size, self.head_size)
+        if self.spec.cross:
+            return {"k": PerMemory(shape), "v": PerMemory(shape)}
+        window = self.spec.window and self.spec.window + self.spec.keep_first
+        return {"k": PerToken(shape, window=window), "v": PerToken(shape, window=window)}
+
+    def forward(self, x: Tensor, step: Step, state: State | None = None) -> Tensor:
+        spec, shared = self.spec, step.shared or Shared()
+        q = self._split(self.q, x, self.q_norm)
+        if self.rope is not None:
+            q = self._rotate(q, shared.rotary[self.table])
+        k, v, mask = self._memory(step, state) if spec.cross else self._tokens(x, step, state, shared)
+        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
+        bias = None if spec.cross else step.bias
+        if self.shaw is not None:
+            q_pos, k_pos = _positions(mask, q.shape[2], k.shape[2], q.device)
+            relative = self.shaw.key_bias(q, q_pos, k_pos) * self.scale
+            bias = relative if bias is None else bias + relative
+        weights = self.shaw is not None and self.shaw.value is not None
+        y = attend(
+            q, k, v, mask,
+            scale=self.scale,
+            bias=bias,
+            softcap=spec.softcap,
+            sink_logits=self.sink_logits,
+            dropout=spec.dropout if self.training else 0.0,
+            weights=weights,
+            kernel=self.kernel,
+        )  # fmt: skip
+        if weights and self.shaw is not None:
+            y, shares = y
+            y = y + self.shaw.value_term(shares, *_positions(mask, q.shape[2], k.shape[2], q.device))
+        return self.out(y.transpose(1, 2).flatten(2))
+
+    def _split(self, projection: nn.Linear, x: Tensor, norm: nn.Module | None = None) -> Tensor:
+        # -1: under tensor parallelism a shard holds fewer heads.
+        heads = projection(x).unflatten(-1, (-1, self.head_size))
+        return heads if norm is None else norm(heads)
+
+    def _rotate(self, heads: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+        assert self.rope is not None
+        return rotate(heads.transpose(1, 2), *table, self.rope.pairing).transpose(1, 2)
+
+    def _tokens(self, x: Tensor, step: Step, state: State | None, shared: Shared) -> tuple[Tensor, Tensor, Mask]:
+        """Keys and values of self-attention, [B, M, K, H]: this call's, after what the state holds."""
+        k, v = self._split(self.k, x, self.k_norm), self._split(self.v, x)
+        unrotated = self.rope is not None and self.rope.dynamic
+        if self.rope is not None and not unrotated:
+            k = self._rotate(k, shared.rotary[self.table])
+        if state is not None and self.spec.causal:
+            state["k"].write(k, step)
+            state["v"].write(v, step)
+            k, v = state["k"].read(step), state["v"].read(step)
+        if unrotated:
+            table = shared.key_rotary[self.table]
+            assert table is not None
+            k = self._rotate(k, table)
+        spec = self.spec
+        return k, v, Mask(
+            causal=spec.causal and step.prefix is None,
+            window=spec.window,
+            keep_first=spec.keep_first,
+            prefix=step.prefix if spec.causal else None,
+            allowed=step.mask,
+            layout=shared.layout,
+        )  # fmt: skip
+
+    def _memory(self, step: Step, state: State | None) -> tuple[Tensor, Tensor, Mask]:
+        """Keys and values of cross-attention, [B, M, K, H]: computed once into the state, then read from it."""
+        if step.memory is not None:
+            k, v = self._split(self.k, step.memory, self.k_norm), self._split(self.v, step.memory)
+            if state is not None:
+                state["k"].write(k, step)
+                state["v"].write(v, step)
+        elif state is not None:
+            k, v = state["k"].read(step), state["v"].read(step)
+        else:
+            raise InputError("cross-attention needs Step.memory (or source=…), or a state that holds one")
+        return k, v, Mask(layout=(step.shared or Shared()).cross)
+
+
+def _positions(mask: Mask, L: int, M: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Query and key positions of a mask; without a layout the last query is aligned with the last key."""
+    if mask.layout is not None:
+        return mask.layout.positions(L, M, device)
+    return torch.arange(M - L, M, device=device)[None], torch.arange(M, device=device)[None]

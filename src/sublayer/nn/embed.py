@@ -1,0 +1,74 @@
+"""Front ends: what turns a model's input into the residual stream. Each returns (x, step), for it may change lengths.
+
+B batch, L length, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..step import Step
+from .op import Context, Part
+from .position import Learned, Sinusoidal
+
+
+class Embed(Part):
+    """Token ids to vectors: scale · table[id], plus absolute positions and token types, then a norm."""
+
+    vocab: int
+    """V, the rows of the table."""
+    scale: float = 1.0
+    """What the table's vectors are multiplied by (sqrt(D) in the 2017 model and in Gemma)."""
+    position: Learned | Sinusoidal | None = None
+    """Absolute positions that are added; None where attention brings its own."""
+    types: int = 0
+    """Rows of the token-type table; 0: no types."""
+    norm: Part | None = None
+    """Applied to the sum."""
+    dropout: float = 0.0
+    """Share of the result zeroed while training."""
+
+    def check(self) -> None:
+        self.require(self.vocab > 0, f"vocab must be above 0, got {self.vocab}")
+        self.require(0 <= self.dropout < 1, f"dropout is a share from 0 to below 1, got {self.dropout}")
+
+    def build(self, dim: int, context: Context) -> EmbedOp:
+        return EmbedOp(self, dim, context)
+
+
+class EmbedOp(nn.Module):
+    """ids [B, L] int64 → ([B, L, D], step). Raises InputError, on CPU, for ids outside the vocabulary."""
+
+    def __init__(self, spec: Embed, dim: int, context: Context) -> None:
+        super().__init__()
+        self.spec = spec
+        self.tokens = nn.Embedding(spec.vocab, dim)
+        self.position = spec.position.build(dim, context) if spec.position else None
+        self.types = nn.Embedding(spec.types, dim) if spec.types else None
+        self.norm = spec.norm.build(dim, context) if spec.norm else None
+
+    def forward(self, ids: Tensor, step: Step) -> tuple[Tensor, Step]:
+        x = self._look_up(ids)
+        if self.spec.scale != 1.0:
+            # Rounded to x's dtype first, as the published models were trained.
+            x = x * torch.tensor(self.spec.scale, dtype=x.dtype, device=x.device)
+        if self.position is not None:
+            pos = step.pos if step.pos is not None else torch.arange(ids.shape[1], device=ids.device)[None]
+            x = x + self.position(pos).to(x.dtype)
+        if self.types is not None:
+            x = x + self.types(step.types if step.types is not None else torch.zeros_like(ids))
+        if self.norm is not None:
+            x = self.norm(x, step)
+        return F.dropout(x, self.spec.dropout, self.training), step
+
+    def _look_up(self, ids: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return self.tokens(ids)
+        try:
+            return self.tokens(ids)
+        except IndexError:
+            bad = ids[(ids < 0) | (ids >= self.spec.vocab)][0]
+            raise InputError(f"token id {int(bad)} is outside the vocabulary of {self.spec.vocab}") from None

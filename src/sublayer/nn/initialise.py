@@ -1,0 +1,71 @@
+"""How a new model begins: the one place where parameters get their first values.
+
+Every recipe names an Init; an op adds only what is its own (`Op.initialise`), such as a recurrence's decay rates.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import SpecError
+from ..spec import Spec
+
+
+class Init(Spec):
+    """First values of weights: normal with mean 0 in matrices and tables, 0 in biases, norms at the identity."""
+
+    std: float | Literal["fan_in"] = 0.02
+    """Standard deviation of matrices; "fan_in": one over the square root of the input width."""
+    residual: Literal["same", "depth"] = "same"
+    """Matrices that write into the residual stream: like the others, or divided by the square root of how many
+    sublayers write there, so that the stream's variance does not grow with depth (GPT-2 report, section 2.3)."""
+    embedding: float | None = None
+    """Standard deviation of embedding tables; None: as matrices (0.02 where those follow their width)."""
+    position: float | None = None
+    """Standard deviation of learned positions; None: as the embedding."""
+
+    def check(self) -> None:
+        self.require(self.std == "fan_in" or self.std > 0, f"std must be above 0, got {self.std}")
+
+    @property
+    def table(self) -> float:
+        """Standard deviation of embedding tables."""
+        if self.embedding is not None:
+            return self.embedding
+        return 0.02 if self.std == "fan_in" else self.std
+
+    def matrix(self, fan_in: int) -> float:
+        """Standard deviation of a matrix with so many inputs."""
+        return fan_in**-0.5 if self.std == "fan_in" else self.std
+
+
+def normal(weight: Tensor, std: float, generator: torch.Generator) -> None:
+    """Fills a parameter of any device and dtype from fp32 values drawn on the CPU."""
+    weight.copy_(torch.empty(weight.shape, dtype=torch.float32).normal_(0, std, generator=generator))
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, init: Init, seed: int) -> None:
+    """Sets every parameter of a materialised model, the same for a seed on every device and dtype.
+
+    Matrices and tables are set here, everything else by its module's own `initialise(generator, init)`. Raises
+    SpecError for a parameter that nothing sets: it is never left uninitialised.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    writers = {id(getattr(op, name)) for op in model.modules() for name in getattr(op, "residual_outputs", ())}
+    depth = math.sqrt(len(writers)) if init.residual == "depth" and writers else 1.0
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            normal(module.weight, init.matrix(module.in_features) / (depth if id(module) in writers else 1), generator)
+            if module.bias is not None:  # pyright: ignore[reportUnnecessaryComparison]
+                module.bias.zero_()
+        elif isinstance(module, nn.Embedding):
+            normal(module.weight, init.table, generator)
+        elif hasattr(module, "initialise"):
+            cast(Any, module).initialise(generator, init)
+        elif list(module.parameters(recurse=False)):
+            raise SpecError(f"{name}: nothing says how the parameters of {type(module).__name__} begin")

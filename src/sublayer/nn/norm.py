@@ -1,0 +1,75 @@
+"""Normalisation over the last dimension: LayerNorm (arXiv 1607.06450) and RMSNorm (arXiv 1910.07467)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..state import State
+from ..step import Step
+from .initialise import Init
+from .op import Context, Op, Part
+
+
+class LayerNorm(Part):
+    """(x − mean) / sqrt(variance + eps) · weight + bias."""
+
+    eps: float = 1e-5
+    """Added to the variance."""
+    bias: bool = True
+    """Whether a bias is learned beside the weight."""
+
+    def build(self, dim: int, context: Context) -> LayerNormOp:
+        return LayerNormOp(self, dim)
+
+
+class LayerNormOp(Op):
+    """[…, D] → […, D] in x's dtype; the statistics are taken in fp32 at least."""
+
+    def __init__(self, spec: LayerNorm, dim: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.weight = nn.Parameter(torch.empty(dim))
+        self.bias = nn.Parameter(torch.empty(dim)) if spec.bias else None
+
+    def initialise(self, generator: torch.Generator, init: Init) -> None:
+        self.weight.fill_(1)
+        if self.bias is not None:
+            self.bias.zero_()
+
+    def forward(self, x: Tensor, step: Step | None = None, state: State | None = None) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.spec.eps)
+
+
+class RMSNorm(Part):
+    """x / sqrt(mean(x²) + eps) · weight, or · (1 + weight)."""
+
+    eps: float = 1e-6
+    """Added to the mean square."""
+    plus_one: bool = False
+    """Gemma's form: the stored weight is the distance from 1, and is applied before rounding to x's dtype."""
+
+    def build(self, dim: int, context: Context) -> RMSNormOp:
+        return RMSNormOp(self, dim)
+
+
+class RMSNormOp(Op):
+    """[…, D] → […, D] in x's dtype; the mean square is taken in fp32 at least."""
+
+    def __init__(self, spec: RMSNorm, dim: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.weight = nn.Parameter(torch.empty(dim))
+
+    def initialise(self, generator: torch.Generator, init: Init) -> None:
+        self.weight.fill_(0 if self.spec.plus_one else 1)
+
+    def forward(self, x: Tensor, step: Step | None = None, state: State | None = None) -> Tensor:
+        if x.dtype in (torch.float32, torch.float64) and not self.spec.plus_one:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.spec.eps)
+        wide = x if x.dtype == torch.float64 else x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.spec.eps)
+        if self.spec.plus_one:
+            return (wide * (1 + self.weight.to(wide.dtype))).to(x.dtype)
+        return self.weight * wide.to(x.dtype)

@@ -1,0 +1,69 @@
+"""Op and Part: the module that a layer runs, and the spec that builds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import SpecError
+from ..spec import Spec
+from ..state import Leaf, State
+from .initialise import Init
+
+Tree = Tensor | dict[str, Tensor]
+Extras = dict[str, Tensor]
+
+
+class Op(nn.Module):
+    """What a sublayer runs: `forward(x, step, state=None) -> y`, or (y, extras) with auxiliary losses by name.
+
+    `state()` declares what the op keeps while decoding; the op reads and writes it through the view it is given and
+    allocates nothing. `residual_outputs` names the child linears that write into the residual stream: some recipes
+    start those smaller.
+    """
+
+    residual_outputs: tuple[str, ...] = ()
+
+    def state(self) -> dict[str, Leaf]:
+        """The declared leaves, by name; empty for an op without memory."""
+        return {}
+
+    def initialise(self, generator: torch.Generator, init: Init) -> None:
+        """Sets parameters that are the op's own (not those of linears, embeddings and norms inside it)."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What only the whole model knows while its parts are built."""
+
+    memory: int | None = None
+    """Width of the memory that cross-attention reads."""
+    vocab: int | None = None
+    """Rows of the embedding table, where there is one."""
+    tied: bool = False
+    """Whether the head is handed that table."""
+    rotary: list[tuple[Any, int]] = field(default_factory=list[tuple[Any, int]])
+    """The distinct (rotary spec, head size) of one trunk; their tables are computed once a forward pass."""
+
+    def number(self, position: Spec, head_size: int) -> int:
+        """The place of a rotary position among the trunk's shared tables."""
+        key = (position, head_size)
+        if key not in self.rotary:
+            self.rotary.append(key)
+        return self.rotary.index(key)
+
+
+class Part(Spec):
+    """A spec that builds a module: `build(dim, context)` for a residual stream of width dim."""
+
+    def build(self, dim: int, context: Context) -> nn.Module:
+        """The module, with parameters on the current default device. Raises SpecError for sizes that do not fit."""
+        raise SpecError(f"{type(self).__name__} builds no module by itself")
+
+
+def scoped(state: State | None, name: str) -> State | None:
+    """The view of a child, where there is a state."""
+    return None if state is None else state.at(name)

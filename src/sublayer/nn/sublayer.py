@@ -1,0 +1,424 @@
+"""Sublayer, Block, Trunk, Model: how ops become an architecture.
+
+B batch, L new tokens, M keys, D model width, N heads, V vocabulary. Modules pass auxiliary losses along as extras.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import InputError, SpecError
+from ..state import State
+from ..step import Shared, Step, document_lengths, document_positions, document_starts
+from .embed import Embed
+from .head import Head
+from .initialise import Init, initialise
+from .mask import Layout
+from .op import Context, Extras, Part, Tree, scoped
+from .rope import Rope
+
+if TYPE_CHECKING:
+    from ..decoding.generate import Generated
+
+
+class Sublayer(Part):
+    """One residual step: y = after(skip · x + scale · post(op(pre(x)))).
+
+    The places receive (x, step), so a place may read Step.condition (adaptive norms and gates).
+    """
+
+    name: str
+    """The key under which it sits in its block, and in every checkpoint."""
+    op: Part
+    """Attention, feed-forward, recurrence: what is computed."""
+    pre: Part | None = None
+    """Before the op: the norm of pre-norm models."""
+    post: Part | None = None
+    """After the op, inside the residual branch: the second norm of sandwich-norm models."""
+    after: Part | None = None
+    """After the sum: the norm of post-norm models."""
+    scale: Part | float = 1.0
+    """What the branch is multiplied by: a number, or a place that scales it."""
+    skip: float = 1.0
+    """What x is multiplied by: 1 for a plain residual, 0 for none, above 1 in DeepNorm (arXiv 2203.00555)."""
+    dropout: float = 0.0
+    """Share of the branch zeroed while training, after `post`."""
+
+    def check(self) -> None:
+        self.require(self.name.isidentifier(), f"name={self.name!r} must be an identifier: it becomes a checkpoint key")
+        self.require(0 <= self.dropout < 1, f"dropout is a share from 0 to below 1, got {self.dropout}")
+
+    def build(self, dim: int, context: Context) -> SublayerOp:
+        return SublayerOp(self, dim, context)
+
+
+def pre_norm(name: str, op: Part, norm: Part, dropout: float = 0.0) -> Sublayer:
+    """x + op(norm(x))."""
+    return Sublayer(name, op, pre=norm, dropout=dropout)
+
+
+def post_norm(name: str, op: Part, norm: Part, dropout: float = 0.0) -> Sublayer:
+    """norm(x + op(x)), as in 2017."""
+    return Sublayer(name, op, after=norm, dropout=dropout)
+
+
+class SublayerOp(nn.Module):
+    """(x, step, state) → (y, extras); x is a tensor or a dict of tensors, whose unreturned leaves pass unchanged."""
+
+    def __init__(self, spec: Sublayer, dim: int, context: Context) -> None:
+        super().__init__()
+        self.spec = spec
+        self.pre = spec.pre.build(dim, context) if spec.pre else None
+        self.op = spec.op.build(dim, context)
+        self.post = spec.post.build(dim, context) if spec.post else None
+        self.after = spec.after.build(dim, context) if spec.after else None
+        self.scale = spec.scale.build(dim, context) if isinstance(spec.scale, Part) else None
+
+    def forward(self, x: Tree, step: Step, state: State | None = None) -> tuple[Tree, Extras]:
+        branch, extras = self.branch(x, step, state)
+        if isinstance(x, dict):
+            assert isinstance(branch, dict)
+            return x | {name: self._join(x[name], y, step) for name, y in branch.items()}, extras
+        assert isinstance(branch, Tensor)
+        return self._join(x, branch, step), extras
+
+    def branch(self, x: Tree, step: Step, state: State | None) -> tuple[Tree, Extras]:
+        """scale · post(op(pre(x))), without the residual."""
+        inner = x if self.pre is None else self.pre(x, step)
+        y, extras = _with_extras(self.op(inner, step, scoped(state, "op")))
+        if isinstance(y, dict):
+            return {name: self._finish(leaf, step) for name, leaf in y.items()}, extras
+        return self._finish(y, step), extras
+
+    def _finish(self, y: Tensor, step: Step) -> Tensor:
+        if self.post is not None:
+            y = self.post(y, step)
+        y = F.dropout(y, self.spec.dropout, self.training)
+        if self.scale is not None:
+            return self.scale(y, step)
+        return y if self.spec.scale == 1.0 else y * cast(float, self.spec.scale)
+
+    def _join(self, x: Tensor, y: Tensor, step: Step) -> Tensor:
+        if self.spec.skip != 0.0:
+            y = (x if self.spec.skip == 1.0 else self.spec.skip * x) + y
+        return y if self.after is None else self.after(y, step)
+
+
+class Block(Part):
+    """Sublayers one after the other, or all on the same input (GPT-J, GPT-NeoX)."""
+
+    sublayers: tuple[Sublayer, ...]
+    """In order; their names are distinct."""
+    parallel: bool = False
+    """Whether all sublayers read the block's input, and their branches are summed."""
+    pre: Part | None = None
+    """One norm shared by parallel sublayers."""
+
+    def check(self) -> None:
+        names = [sublayer.name for sublayer in self.sublayers]
+        self.require(len(set(names)) == len(names), f"sublayers share a name: {names}")
+        self.require(
+            self.parallel or self.pre is None, "pre is the norm shared by parallel sublayers; set parallel=True"
+        )
+        alone = all(sublayer.after is None and sublayer.skip == 1.0 for sublayer in self.sublayers)
+        self.require(not self.parallel or alone, "parallel sublayers have no `after` and a plain skip")
+
+    def build(self, dim: int, context: Context) -> BlockOp:
+        return BlockOp(self, dim, context)
+
+
+class BlockOp(nn.Module):
+    """(x, step, state) → (y, extras)."""
+
+    def __init__(self, spec: Block, dim: int, context: Context) -> None:
+        super().__init__()
+        self.spec = spec
+        self.pre = spec.pre.build(dim, context) if spec.pre else None
+        self.names = [sublayer.name for sublayer in spec.sublayers]
+        for sublayer in spec.sublayers:
+            if hasattr(self, sublayer.name):
+                raise SpecError(f"Block: a sublayer cannot be named {sublayer.name!r}, which modules use themselves")
+            self.add_module(sublayer.name, sublayer.build(dim, context))
+
+    def forward(self, x: Tree, step: Step, state: State | None = None) -> tuple[Tree, Extras]:
+        extras: Extras = {}
+        shared = x if self.pre is None else self.pre(x, step)
+        for name in self.names:
+            sublayer = cast(SublayerOp, getattr(self, name))
+            if self.spec.parallel:
+                branch, more = sublayer.branch(shared, step, scoped(state, name))
+                x = _add(x, branch)
+            else:
+                x, more = sublayer(x, step, scoped(state, name))
+            extras = _sum(extras, more)
+        return x, extras
+
+
+def repeat(block: Block, layers: int) -> tuple[Block, ...]:
+    """The same block `layers` times."""
+    return (block,) * layers
+
+
+class Trunk(Part):
+    """A front end, blocks, and a last norm."""
+
+    embed: Part
+    """The front end (Embed for tokens): (inputs, step) → (x, step)."""
+    blocks: tuple[Block, ...]
+    """The layers, under the keys "0", "1", …"""
+    norm: Part | None = None
+    """After the last block."""
+    bias: Part | None = None
+    """Score bias shared by all layers (T5 buckets, ALiBi): (query positions, key positions) → Step.bias."""
+
+    def build(self, dim: int, context: Context) -> TrunkOp:
+        return TrunkOp(self, dim, context)
+
+
+class TrunkOp(nn.Module):
+    """(inputs, step, state) → (x, step, extras)."""
+
+    def __init__(self, spec: Trunk, dim: int, context: Context) -> None:
+        super().__init__()
+        self.spec = spec
+        context = Context(memory=context.memory)  # rotary tables are numbered for each trunk
+        self.embed = spec.embed.build(dim, context)
+        self.blocks = nn.ModuleDict({str(i): block.build(dim, context) for i, block in enumerate(spec.blocks)})
+        self.norm = spec.norm.build(dim, context) if spec.norm else None
+        self.bias = spec.bias.build(dim, context) if spec.bias else None
+        self.rotary = cast("list[tuple[Rope, int]]", context.rotary)
+
+    def forward(self, inputs: Any, step: Step, state: State | None = None) -> tuple[Tree, Step, Extras]:
+        if isinstance(inputs, Tensor):
+            step = self._locate(step, inputs, state)
+        x, step = self.embed(inputs, step)
+        stream = next(iter(cast("dict[str, Tensor]", x).values())) if isinstance(x, dict) else cast(Tensor, x)
+        if step.shared is None:  # the front end changed lengths or positions
+            step = self._locate(step, stream, state)
+        step = self._share(step, stream, state)
+        extras: Extras = {}
+        blocks = scoped(state, "blocks")
+        for name, block in self.blocks.items():
+            x, more = block(x, step, scoped(blocks, name))
+            extras = _sum(extras, more)
+        if self.norm is not None:
+            x = self.norm(x, step)
+        return x, step, extras
+
+    def _locate(self, step: Step, tokens: Tensor, state: State | None) -> Step:
+        """Positions, documents and cells of the new tokens, before the front end reads positions."""
+        if state is None and step.segment is None:
+            return step.replace(shared=Shared())
+        batch, length = tokens.shape[:2]
+        for name, given in (("segment", step.segment), ("pos", step.pos)):
+            if given is not None and given.shape[-1] != length:
+                raise InputError(f"Step.{name} is {list(given.shape)}, the inputs are [{batch}, {length}]")
+        place, first, document = None, 0, torch.ones(1, 1, dtype=torch.long, device=tokens.device)
+        if state is not None:
+            place = state.place(step, batch, length)
+            first, document = state.last(place)
+        starts = None
+        if step.segment is not None:
+            starts = document_starts(step.segment)
+            document = torch.where(step.segment != 0, document + starts.long().cumsum(1), 0)
+            pos = document_positions(step.segment, starts, first)
+        else:
+            document = document.expand(batch, length)
+            pos = first + torch.arange(length, device=tokens.device)[None]
+        pos = step.pos if step.pos is not None else pos
+        if state is not None and place is not None:
+            state.note(place, pos.expand(batch, length), document)
+        return step.replace(pos=pos, shared=Shared(place=place, starts=starts, document=document))
+
+    def _share(self, step: Step, x: Tensor, state: State | None) -> Step:
+        """The layouts, rotary tables and score bias that all layers use."""
+        assert step.shared is not None
+        place, starts, document = step.shared.place, step.shared.starts, step.shared.document
+        pos = step.pos if step.pos is not None else torch.arange(x.shape[1], device=x.device)[None]
+        k_pos, k_document, layout = pos, document, None
+        if state is not None and place is not None and document is not None:
+            k_pos, k_document = state.keys(place)
+            clean = not torch.compiler.is_compiling() and int(document.max()) <= 1  # hidden cells are empty ones
+            layout = Layout(pos.expand(x.shape[:2]), k_pos, document, k_document, clean=clean)
+        elif document is not None or step.pos is not None:
+            layout = Layout(pos, pos, document, document)
+        shared = Shared(place, starts, document, layout, self._cross(step, x, state))
+        shared = replace(shared, **self._rotary(pos, k_pos, document, k_document, x.dtype))
+        return step.replace(shared=shared, bias=step.bias if self.bias is None else self.bias(pos, k_pos))
+
+    def _cross(self, step: Step, x: Tensor, state: State | None) -> Layout | None:
+        """Who sees which memory: the documents of the same number, or all of it where the tokens name none."""
+        place = step.shared.place if step.shared is not None else None
+        segment, kept = step.memory_segment, False
+        if state is not None and place is not None and state.memory_segment.shape[1]:
+            if step.memory is None:
+                segment, kept = state.memory_segment[:, : place.memory_used][place.rows], True
+            else:
+                whole = torch.ones(step.memory.shape[:2], dtype=torch.int32, device=x.device)
+                state.remember(segment if segment is not None else whole, place)
+        if segment is None:
+            return None
+        if step.segment is not None:
+            return Layout(None, None, step.segment, segment.long(), clean=kept)
+        return Layout(None, None, torch.ones_like(x[..., 0], dtype=torch.long), (segment != 0).long(), clean=kept)
+
+    def _rotary(
+        self, pos: Tensor, k_pos: Tensor, document: Tensor | None, k_document: Tensor | None, dtype: torch.dtype
+    ) -> dict[str, Any]:
+        """Tables for the new tokens, and for all keys where a scaling depends on the document's length."""
+        lengths, k_lengths = None, None
+        if any(rope.dynamic for rope, _ in self.rotary):
+            if document is None or k_document is None:
+                k_lengths = (k_pos.amax(1, keepdim=True) + 1).expand_as(k_pos)
+                lengths = k_lengths[:, :1].expand_as(pos)
+            else:
+                k_lengths, lengths = document_lengths(k_pos.expand_as(k_document), k_document, document)
+        tables, key_tables = [], list[tuple[Tensor, Tensor] | None]()
+        for rope, head_size in self.rotary:
+            tables.append(rope.tables(pos, head_size, lengths=lengths if rope.dynamic else None, dtype=dtype))
+            keys = rope.tables(k_pos, head_size, lengths=k_lengths, dtype=dtype) if rope.dynamic else None
+            key_tables.append(keys)
+        return {"rotary": tuple(tables), "key_rotary": tuple(key_tables)}
+
+
+class Model(Part):
+    """A whole architecture: an encoder, a decoder or both, and a head.
+
+    `build` gives the module. Everything that changes the computed function is here; kernels, dtypes and devices are not.
+    """
+
+    dim: int
+    """D, the width of the residual stream."""
+    decoder: Trunk | None = None
+    """The trunk whose output the head reads; it may cross-attend to the encoder's."""
+    encoder: Trunk | None = None
+    """The trunk that makes the memory, or, without a decoder, the output itself."""
+    head: Part | None = Head()
+    """What the output answers; None: the model returns hidden vectors."""
+    tied: bool = False
+    """Whether the head uses the embedding's table as its weight."""
+    init: Init = Init()
+    """How a new model begins."""
+
+    def check(self) -> None:
+        self.require(self.dim > 0, f"dim must be above 0, got {self.dim}")
+        self.require(self.encoder is not None or self.decoder is not None, "a model needs an encoder or a decoder")
+        self.require(not self.tied or isinstance(self.embedding, Embed), "tied=True needs a token embedding (Embed)")
+
+    @property
+    def embedding(self) -> Part:
+        """The front end of the trunk that the head reads."""
+        return cast(Trunk, self.decoder or self.encoder).embed
+
+    @property
+    def vocab(self) -> int | None:
+        """V, where the front end embeds tokens."""
+        return self.embedding.vocab if isinstance(self.embedding, Embed) else None
+
+    def build(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        seed: int = 0,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> ModelOp:
+        """The model, initialised from `seed`; on device "meta" it has shapes and no values.
+
+        Raises SpecError for sizes that do not fit together.
+        """
+        with torch.device("meta"):
+            model = ModelOp(self).to(dtype)
+        if torch.device(device).type != "meta":
+            model.to_empty(device=device)
+            initialise(model, self.init, seed)
+        return model
+
+    def parameters(self) -> int:
+        """How many parameters the model has, counted on meta; a tied table counts once."""
+        return sum(parameter.numel() for parameter in self.build(device="meta").parameters())
+
+
+class ModelOp(nn.Module):
+    """The built model. `model.spec` is what it was built from."""
+
+    def __init__(self, spec: Model) -> None:
+        super().__init__()
+        self.spec = spec
+        self.encoder = spec.encoder.build(spec.dim, Context()) if spec.encoder else None
+        self.decoder = spec.decoder.build(spec.dim, Context(memory=spec.dim)) if spec.decoder else None
+        self.head = spec.head.build(spec.dim, Context(vocab=spec.vocab, tied=spec.tied)) if spec.head else None
+
+    def forward(
+        self,
+        inputs: Any,
+        step: Step | None = None,
+        state: State | None = None,
+        source: Any = None,
+        *,
+        output: Literal["logits", "hidden"] = "logits",
+    ) -> Any:
+        """inputs: ids [B, L] (or what the front end takes) → logits [B, L, V], or hidden vectors [B, L, D].
+
+        With a state the call continues its slots, and their lengths advance by L. source: the encoder's input, whose
+        documents are Step.memory_segment. Returns (result, extras) where an op has auxiliary losses.
+        Raises InputError for ids or positions outside the tables, StateError for what the state cannot hold.
+        """
+        step = step if step is not None else Step()
+        if source is not None:
+            _, step = self.encode(source, step)
+        trunk = self.decoder if self.decoder is not None else cast(TrunkOp, self.encoder)
+        x, step, extras = trunk(inputs, step, scoped(state, "decoder" if self.decoder is not None else "encoder"))
+        if state is not None and step.shared is not None and step.shared.place is not None:
+            state.advance(step.shared.place)
+        if output == "logits" and self.head is not None:
+            x = self.head(x, self._table())
+        return (x, extras) if extras else x
+
+    def encode(self, source: Any, step: Step | None = None) -> tuple[Tensor, Step]:
+        """The encoder's output [B, M, D] for `source`, and `step` with it as memory.
+
+        Documents and padding of the source are Step.memory_segment. Raises InputError for a model without an encoder.
+        """
+        if self.encoder is None:
+            raise InputError("the model has no encoder: leave source out")
+        step = step if step is not None else Step()
+        inner = Step(segment=step.memory_segment, slots=step.slots, condition=step.condition)
+        memory, inner, _ = self.encoder(source, inner, None)
+        return memory, step.replace(memory=memory, memory_segment=inner.segment)
+
+    def generate(self, prompts: Sequence[Sequence[int]] | Sequence[int], **options: Any) -> list[Generated]:
+        """Continues prompts (lists of ids); see sublayer.decoding.generate.generate for the options."""
+        from ..decoding.generate import generate
+
+        return generate(self, prompts, **options)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The head alone: hidden vectors […, D] → logits […, V]."""
+        assert self.head is not None
+        return self.head(hidden, self._table())
+
+    def _table(self) -> Tensor | None:
+        if not self.spec.tied:
+            return None
+        trunk = cast(TrunkOp, self.decoder if self.decoder is not None else self.encoder)
+        return cast(Any, trunk.embed).tokens.weight
+
+
+def _with_extras(result: Any) -> tuple[Any, Extras]:
+    return cast("tuple[Any, Extras]", result) if isinstance(result, tuple) else (result, {})
+
+
+def _sum(extras: Extras, more: Extras) -> Extras:
+    return extras | {name: extras[name] + value if name in extras else value for name, value in more.items()}
+
+
+def _add(x: Tree, branch: Tree) -> Tree:
+    if isinstance(x, dict):
+        return x | {name: x[name] + y for name, y in cast("dict[str, Tensor]", branch).items()}
+    return x + cast(Tensor, branch)

@@ -1,0 +1,206 @@
+"""The Llama line: Llama 1, 2 and 3 (arXiv 2302.13971, 2307.09288, 2407.21783), Mistral (2310.06825), Qwen2 (2407.10671),
+SmolLM, TinyLlama (2401.02385).
+
+A pre-norm decoder with RMSNorm, rotary positions, SwiGLU and no biases; later ones share keys among query heads.
+Mistral adds a sliding window, Qwen2 biases on q, k and v: other numbers, the same architecture.
+
+>>> llama(4096, 32, 32, 32, hidden=11008, vocab=32000).parameters()
+6738415616
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import SpecError
+from ..names import Row, rows
+from ..nn.attention import Attention
+from ..nn.embed import Embed
+from ..nn.feed_forward import Activation, FeedForward
+from ..nn.initialise import Init
+from ..nn.norm import RMSNorm
+from ..nn.rope import Llama3, Rope, rope_from_hf, rope_to_hf
+from ..nn.sublayer import Block, Model, Trunk, pre_norm, repeat
+from .config import Config
+
+
+def llama(
+    dim: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    hidden: int,
+    vocab: int,
+    rope: Rope = Rope(theta=10000.0),  # noqa: B008 (a frozen value)
+    *,
+    head_size: int | None = None,
+    window: int | tuple[int | None, ...] | None = None,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    ffn_bias: bool = False,
+    activation: Activation = "silu",
+    eps: float = 1e-5,
+    dropout: float = 0.0,
+    tied: bool = False,
+) -> Model:
+    """The architecture; a window may be one number or one for each layer.
+
+    The papers publish no initialisation: new models begin as GPT-2's do, 0.02 with residual outputs divided by the
+    square root of their number.
+    """
+    norm = RMSNorm(eps)
+    windows = window if isinstance(window, tuple) else (window,) * layers
+    ffn = FeedForward(hidden, activation, gated=True, bias=ffn_bias)
+
+    def block(window: int | None) -> Block:
+        attention = Attention(
+            heads, kv_heads, head_size, window=window, position=rope, bias=qkv_bias, out_bias=out_bias, dropout=dropout
+        )
+        return Block((pre_norm("attn", attention, norm), pre_norm("ffn", ffn, norm)))
+
+    blocks = repeat(block(windows[0]), layers) if len(set(windows)) == 1 else tuple(map(block, windows))
+    return Model(dim, decoder=Trunk(Embed(vocab), blocks, norm), tied=tied, init=Init(0.02, residual="depth"))
+
+
+LLAMA3_ROPE = Rope(theta=500000.0)
+LLAMA32_ROPE = Rope(theta=500000.0, scaling=Llama3(32.0, 1.0, 4.0, 8192))
+
+SIZES: dict[str, dict[str, Any]] = {
+    "llama2-7b": {"dim": 4096, "layers": 32, "heads": 32, "kv_heads": 32, "hidden": 11008, "vocab": 32000},
+    "llama2-13b": {"dim": 5120, "layers": 40, "heads": 40, "kv_heads": 40, "hidden": 13824, "vocab": 32000},
+    "llama2-70b": {"dim": 8192, "layers": 80, "heads": 64, "kv_heads": 8, "hidden": 28672, "vocab": 32000},
+    "llama3-8b": {"dim": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "hidden": 14336, "vocab": 128256,
+                  "rope": LLAMA3_ROPE},
+    "llama3-70b": {"dim": 8192, "layers": 80, "heads": 64, "kv_heads": 8, "hidden": 28672, "vocab": 128256,
+                   "rope": LLAMA3_ROPE},
+    "llama3.1-405b": {"dim": 16384, "layers": 126, "heads": 128, "kv_heads": 8, "hidden": 53248, "vocab": 128256,
+                      "rope": Rope(theta=500000.0, scaling=Llama3(8.0, 1.0, 4.0, 8192))},
+    "llama3.2-1b": {"dim": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "hidden": 8192, "vocab": 128256,
+                    "rope": LLAMA32_ROPE, "tied": True},
+    "tinyllama-1.1b": {"dim": 2048, "layers": 22, "heads": 32, "kv_heads": 4, "hidden": 5632, "vocab": 32000},
+    "smollm2-135m": {"dim": 576, "layers": 30, "heads": 9, "kv_heads": 3, "hidden": 1536, "vocab": 49152,
+                     "rope": Rope(theta=100000.0), "tied": True},
+    "mistral-7b": {"dim": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "hidden": 14336, "vocab": 32000,
+                   "window": 4096},
+    "qwen2.5-0.5b": {"dim": 896, "layers": 24, "heads": 14, "kv_heads": 2, "hidden": 4864, "vocab": 151936,
+                     "rope": Rope(theta=1000000.0), "qkv_bias": True, "eps": 1e-6, "tied": True},
+}  # fmt: skip
+TINY: dict[str, Any] = {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 48, "vocab": 97}
+EXEMPT: dict[str, str] = {}
+
+NAMES: list[Row] = [
+    Row("model.embed_tokens.weight", "decoder.embed.tokens.weight"),
+    *rows(
+        [
+            ("model.layers.{}.input_layernorm", "decoder.blocks.{}.attn.pre"),
+            ("model.layers.{}.self_attn.q_proj", "decoder.blocks.{}.attn.op.q"),
+            ("model.layers.{}.self_attn.k_proj", "decoder.blocks.{}.attn.op.k"),
+            ("model.layers.{}.self_attn.v_proj", "decoder.blocks.{}.attn.op.v"),
+            ("model.layers.{}.self_attn.o_proj", "decoder.blocks.{}.attn.op.out"),
+            ("model.layers.{}.post_attention_layernorm", "decoder.blocks.{}.ffn.pre"),
+            ("model.layers.{}.mlp.gate_proj", "decoder.blocks.{}.ffn.op.gate"),
+            ("model.layers.{}.mlp.up_proj", "decoder.blocks.{}.ffn.op.up"),
+            ("model.layers.{}.mlp.down_proj", "decoder.blocks.{}.ffn.op.down"),
+            ("model.norm", "decoder.norm"),
+        ]
+    ),
+    Row("lm_head.weight", "head.weight"),
+]
+PREFIX = "model."
+IGNORED = ("model.layers.{}.self_attn.rotary_emb.inv_freq",)  # computed from the config
+
+
+def _read(config: Config, **family: Any) -> Model:
+    """What the line's config.json files share; each family adds its own keys."""
+    heads = config("num_attention_heads")
+    head_size = config("head_dim", config("hidden_size") // heads)
+    rope = rope_from_hf(config.values, head_size)
+    model = llama(
+        config("hidden_size"),
+        config("num_hidden_layers"),
+        heads,
+        config("num_key_value_heads", heads),
+        config("intermediate_size"),
+        config("vocab_size"),
+        rope,
+        head_size=None if head_size * heads == config("hidden_size") else head_size,
+        activation=config.choose("hidden_act", ACTIVATIONS, "silu"),
+        eps=config("rms_norm_eps", 1e-6),
+        dropout=float(config("attention_dropout", 0.0)),
+        tied=config("tie_word_embeddings", False),
+        **family,
+    )
+    config.done("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings",
+                "original_max_position_embeddings", "partial_rotary_factor")  # fmt: skip
+    return model
+
+
+def llama_from_hf(values: Mapping[str, Any]) -> Model:
+    """The spec of a LlamaForCausalLM's config.json (also SmolLM, TinyLlama). Raises SpecError for what is not modelled."""
+    config = Config(values)
+    bias = config("attention_bias", False)
+    return _read(config, qkv_bias=bias, out_bias=bias, ffn_bias=config("mlp_bias", False))
+
+
+def mistral_from_hf(values: Mapping[str, Any]) -> Model:
+    """The spec of a MistralForCausalLM's config.json. Raises SpecError for what is not modelled."""
+    config = Config(values)
+    return _read(config, window=config("sliding_window", None))
+
+
+def qwen2_from_hf(values: Mapping[str, Any]) -> Model:
+    """The spec of a Qwen2ForCausalLM's config.json. Raises SpecError for what is not modelled."""
+    config = Config(values)
+    layers = config("num_hidden_layers")
+    kinds = config("layer_types", None)
+    window = config("sliding_window", None) if config("use_sliding_window", False) else None
+    full = config("max_window_layers", layers)  # the first layers attend fully
+    windows = tuple(None if i < full else window for i in range(layers))
+    if kinds is not None:
+        windows = tuple(window if kind == "sliding_attention" else None for kind in kinds)
+        if len(kinds) != layers or set(kinds) - {"sliding_attention", "full_attention"}:
+            raise SpecError(f"qwen2: layer_types={kinds!r} does not name {layers} full or sliding layers")
+    return _read(config, qkv_bias=True, window=windows if set(windows) != {None} else None)
+
+
+def to_hf(model: Model) -> dict[str, Any]:
+    """The config.json of a spec of this line; the caller checks that it reads back as the same spec."""
+    attention, ffn = model.find("decoder.blocks.0.attn.op"), model.find("decoder.blocks.0.ffn.op")
+    blocks = model.find("decoder.blocks")
+    windows = [block.sublayers[0].op.window for block in blocks]
+    head_size = attention.head_size or model.dim // attention.heads
+    config: dict[str, Any] = {
+        "hidden_size": model.dim,
+        "num_hidden_layers": len(blocks),
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": head_size,
+        "intermediate_size": ffn.hidden,
+        "vocab_size": model.vocab,
+        "hidden_act": {ours: theirs for theirs, ours in ACTIVATIONS.items()}[ffn.activation],
+        "rms_norm_eps": model.find("decoder.norm.eps"),
+        "attention_dropout": attention.dropout,
+        "tie_word_embeddings": model.tied,
+        **rope_to_hf(attention.position, head_size),
+    }
+    if attention.bias and not attention.out_bias:
+        sliding = {
+            "use_sliding_window": True,
+            "sliding_window": max(filter(None, windows), default=None),
+            "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
+        }
+        family = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+        return family | config | (sliding if any(windows) else {"use_sliding_window": False})
+    if any(windows):
+        return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": windows[0]} | config
+    family = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    return family | config | {"attention_bias": attention.bias, "mlp_bias": ffn.bias}
+
+
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu": "gelu", "relu": "relu", "gelu_pytorch_tanh": "gelu_tanh"}
+HF = {
+    "LlamaForCausalLM": llama_from_hf,
+    "MistralForCausalLM": mistral_from_hf,
+    "Qwen2ForCausalLM": qwen2_from_hf,
+}

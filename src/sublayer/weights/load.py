@@ -1,0 +1,181 @@
+"""Loading a checkpoint folder: spec or config.json → model on meta → tensors streamed in, one at a time."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..errors import SpecError, WeightsError
+from ..names import Row, expand, matches
+from ..nn.sublayer import Model, ModelOp
+from ..recipes import from_hf
+
+MAX_JSON_BYTES = 64 << 20  # no config or index of a real model comes near
+
+
+def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> ModelOp:
+    """The model of a folder: Sublayer's (spec.json) or Hugging Face's (config.json), in evaluation mode.
+
+    Weights are converted to dtype. Raises WeightsError, naming tensor and file, for a file cut short and for missing,
+    extra or mis-shaped tensors; SpecError for an architecture or a config key that no recipe models. Pickled files are
+    never read.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise WeightsError(f"{folder}: no such folder" if not folder.exists() else f"{folder}: expected a folder")
+    if (folder / "spec.json").exists():
+        spec = read_spec(folder)
+        table, prefix, ignored = None, "", ()
+    elif (folder / "config.json").exists():
+        try:
+            spec, family = from_hf(read_json(folder / "config.json"))
+        except SpecError as error:
+            raise SpecError(f"{folder / 'config.json'}: {error}") from None
+        table, prefix, ignored = family.NAMES, family.PREFIX, family.IGNORED
+    else:
+        raise WeightsError(f"{folder}: neither spec.json (Sublayer) nor config.json (Hugging Face) is in it")
+    with Checkpoint.open(folder) as files:
+        if table is not None:
+            spec = _settle_tying(spec, files)
+        model = spec.build(device="meta").to(dtype).to_empty(device=device)
+        names = dict(model.named_parameters())
+        rows = expand(table, names) if table is not None else [Row(name, name) for name in names]
+        if prefix and not any(name.startswith(prefix) for name in files.names):
+            rows = [Row(tuple(n.removeprefix(prefix) for n in r.their_names), r.ours, r.change) for r in rows]
+            ignored = tuple(name.removeprefix(prefix) for name in ignored)
+        tied = ("lm_head.weight",) if spec.tied else ()
+        _check_names(files, rows, (*ignored, *tied))
+        for row in rows:
+            _fill(row, files, names)
+    return model.eval()
+
+
+def read_spec(folder: Path) -> Model:
+    """The spec of a Sublayer folder. Raises SpecError naming the file for what it does not know."""
+    try:
+        return Model.from_json(read_json(folder / "spec.json"))
+    except SpecError as error:
+        raise SpecError(f"{folder / 'spec.json'}: {error}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of bounded size. Raises WeightsError naming the file and the place of a mistake."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise WeightsError(f"{path}: {path.stat().st_size} bytes of JSON, more than {MAX_JSON_BYTES}")
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise WeightsError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise WeightsError(f"{path}: expected a JSON object")
+    return data
+
+
+class Checkpoint:
+    """The safetensors files of a folder, opened together: which tensor lies where, read one at a time."""
+
+    def __init__(self, where: dict[str, tuple[Path, Any]]) -> None:
+        self.where = where
+        self.names = where.keys()
+
+    @classmethod
+    @contextmanager
+    def open(cls, folder: Path) -> Iterator[Checkpoint]:
+        """All shards of an index, or model.safetensors. Raises WeightsError for a broken or doubled one."""
+        where: dict[str, tuple[Path, Any]] = {}
+        for path in _files(folder):
+            try:
+                opened = safe_open(path, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise WeightsError(f"{path}: not a whole safetensors file: {error}") from None
+            for name in opened.keys():  # noqa: SIM118 (not a mapping)
+                if name in where:
+                    raise WeightsError(f"{path}: tensor {name} is also in {where[name][0].name}")
+                where[name] = (path, opened)
+        yield cls(where)
+
+    def read(self, name: str) -> Tensor:
+        path, opened = self.where[name]
+        try:
+            return opened.get_tensor(name)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise WeightsError(f"{path}: tensor {name} cannot be read: {error}") from None
+
+    def file(self, name: str) -> Path:
+        return self.where[name][0]
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+            raise WeightsError(f"{index}: weight_map is missing or not a table of file names")
+        names = sorted(set(shards.values()))
+        bad = next((name for name in names if Path(name).name != name or not name.endswith(".safetensors")), None)
+        if bad is not None:
+            raise WeightsError(f"{index}: {bad!r} is not a safetensors file of this folder")
+        missing = next((name for name in names if not (folder / name).exists()), None)
+        if missing is not None:
+            raise WeightsError(f"{index}: shard {missing} is missing")
+        return [folder / name for name in names]
+    whole = folder / "model.safetensors"
+    if whole.exists():
+        return [whole]
+    pickled = next((p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt")), None)
+    if pickled is not None:
+        raise WeightsError(f"{folder / pickled}: pickled weights can run code and are not read; convert to safetensors")
+    raise WeightsError(f"{folder}: no model.safetensors and no model.safetensors.index.json")
+
+
+def _settle_tying(spec: Model, files: Checkpoint) -> Model:
+    """A head stored beside a tied embedding is kept where it differs: weights in the file win over the config's flag."""
+    embedding = next((n for n in files.names if n.endswith(("embed_tokens.weight", "wte.weight"))), None)
+    if not spec.tied or "lm_head.weight" not in files.names or embedding is None:
+        return spec
+    if torch.equal(files.read("lm_head.weight"), files.read(embedding)):
+        return spec
+    warnings.warn(f"lm_head.weight differs from {embedding} though the config ties them: kept apart", stacklevel=3)
+    return spec.replace(tied=False)
+
+
+def _check_names(files: Checkpoint, rows: list[Row], ignored: Iterable[str]) -> None:
+    wanted = {name for row in rows for name in row.their_names}
+    missing = sorted(wanted - files.names)
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise WeightsError(
+            f"tensor {missing[0]}{more} missing from the checkpoint, which has {len(files.names)} tensors"
+        )
+    extra = sorted(name for name in files.names - wanted if not matches(ignored, name))
+    if extra:
+        more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
+        raise WeightsError(f"{files.file(extra[0])}: tensor {extra[0]}{more} has no place in the model")
+
+
+@torch.no_grad()
+def _fill(row: Row, files: Checkpoint, parameters: dict[str, torch.nn.Parameter]) -> None:
+    theirs = [files.read(name) for name in row.their_names]
+    name = row.their_names[0]
+    try:
+        ours = row.change.into(theirs)
+    except (RuntimeError, IndexError) as error:
+        raise WeightsError(f"{files.file(name)}: {name} of shape {list(theirs[0].shape)}: {error}") from None
+    for key, value in zip(row.our_names, ours, strict=True):
+        target = parameters[key]
+        if value.shape != target.shape:
+            raise WeightsError(
+                f"{files.file(name)}: {name} is {list(theirs[0].shape)}, "
+                f"the model's {key} is {list(target.shape)} and the file gives {list(value.shape)}"
+            )
+        if not value.is_floating_point():
+            raise WeightsError(f"{files.file(name)}: {name} holds {value.dtype}, not floating-point weights")
+        target.copy_(value)
