@@ -11,6 +11,7 @@ from sublayer.errors import InputError, MaskError, nearest
 from sublayer.nn.mask import Mask
 from sublayer.nn.reference import KernelFunction, Options, reference
 from sublayer.nn.sdpa import sdpa
+from sublayer.nn.tiled import tiled
 
 Kernel = Literal["auto", "reference", "sdpa", "tiled", "flex", "triton"]
 
@@ -67,7 +68,7 @@ def choose(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> str
     return "sdpa"
 
 
-KERNELS: dict[str, KernelFunction] = {"reference": reference, "sdpa": sdpa}
+KERNELS: dict[str, KernelFunction] = {"reference": reference, "sdpa": sdpa, "tiled": tiled}
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, sink_logits: Tensor | None) -> None:
