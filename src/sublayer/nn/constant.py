@@ -4,7 +4,9 @@ They lie here and never in a module: `.to(bfloat16)` or building on meta cannot 
 first, so a compiler takes them for constants.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -24,3 +26,15 @@ def constant(values: tuple[float, ...], like: Tensor, dtype: torch.dtype) -> Ten
 def _kept(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # else the first caller's mode would follow the tensor into training
         return torch.tensor(values, dtype=dtype, device=device)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def traced_as_constant(function: Function) -> Function:
+    """Marks a function of Python values whose result a compiled graph keeps as a constant.
+
+    torch.compiler.assume_constant_result does the same, but imports the compiler: a second, where nothing is compiled.
+    """
+    cast(Any, function)._dynamo_marked_constant = True
+    return function

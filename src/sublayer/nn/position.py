@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .constant import constant
+from .constant import constant, traced_as_constant
 from .initialise import Init, normal
 from .op import Context, Part
 
@@ -272,12 +272,12 @@ def _distances(q_pos: Tensor, k_pos: Tensor) -> Tensor:
     return k_pos.unsqueeze(-2) - q_pos.unsqueeze(-1)
 
 
-@torch.compiler.assume_constant_result  # pyright: ignore[reportUnknownMemberType]
+@traced_as_constant
 def _frequencies(theta: float, dim: int) -> tuple[float, ...]:
     return tuple(theta ** (-2 * i / dim) for i in range((dim + 1) // 2))
 
 
-@torch.compiler.assume_constant_result  # pyright: ignore[reportUnknownMemberType]
+@traced_as_constant
 def _t5_buckets(spec: T5Buckets) -> tuple[int, ...]:
     return _computed_t5_buckets(spec)
 

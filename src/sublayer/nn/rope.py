@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import InputError, SpecError, nearest
 from ..spec import Spec
-from .constant import constant
+from .constant import constant, traced_as_constant
 from .rope_scaling import DynamicNtk, Linear, Llama3, LongRope, Ntk, Scaling, Yarn, geometric
 
 Pairing = Literal["half", "interleaved"]
@@ -133,7 +133,7 @@ def repair(rows: Tensor, head_size: int, size: int | None = None, *, to: Pairing
     return rows.reshape(-1, head_size, *rows.shape[1:]).index_select(1, order).reshape(rows.shape)
 
 
-@torch.compiler.assume_constant_result  # pyright: ignore[reportUnknownMemberType]
+@traced_as_constant
 def _frequencies(rope: Rope, head_size: int) -> tuple[float, ...]:
     return _computed_frequencies(rope, head_size)
 

@@ -1,0 +1,72 @@
+"""`sublayer show`: an architecture as a tree, with exact sizes; no weights are needed."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    name: Annotated[str, typer.Argument(help="A published size (see `sublayer recipes`), or a model folder.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Change the spec, e.g. decoder.blocks.*.attn.op.window=512."),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of the decoding state whose size is shown.")] = 1,
+    length: Annotated[int, typer.Option(min=1, help="Tokens a row of that state holds.")] = 8192,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: sizes and the whole spec.")] = False,
+) -> None:
+    """Print an architecture as a tree, its parameters, and the bytes that decoding keeps for each token."""
+    from ..inspect.count import cost, readable, readable_bytes
+
+    spec, family = _find(name)
+    spec = spec.override(*overrides or [])
+    sizes = cost(spec)
+    if as_json:
+        shown = {
+            "name": name,
+            "family": family,
+            "parameters": sizes.parameters,
+            "parameters_by_part": sizes.parts,
+            "state_bytes_per_token": sizes.state_bytes_per_token,
+            "state_bytes_per_slot": sizes.state_bytes_per_slot,
+            "state_bytes_per_memory": sizes.state_bytes_per_memory,
+            "state_dtype": "bfloat16",
+            "spec": spec.to_json(),
+        }
+        typer.echo(json.dumps(shown, ensure_ascii=False))
+        return
+    typer.echo(spec.tree())
+    typer.echo(f"\nparameters  {sizes.parameters:,} ({readable(sizes.parameters)})")
+    for part, count in sizes.parts.items():
+        typer.echo(f"  {part:<14}{count:>18,}  {count / sizes.parameters:6.1%}")
+    for size in (2, 4):
+        typer.echo(f"weights in {size}-byte elements  {readable_bytes(size * sizes.parameters)}")
+    typer.echo("\nstate, in 2-byte elements")
+    typer.echo(f"  a token     {readable_bytes(sizes.state_bytes_per_token)}")
+    if sizes.state_bytes_per_slot:
+        typer.echo(f"  a row       {readable_bytes(sizes.state_bytes_per_slot)}, whatever its length")
+    if sizes.state_bytes_per_memory:
+        typer.echo(f"  a vector of memory  {readable_bytes(sizes.state_bytes_per_memory)}")
+    rows = f"{batch} row" + ("s" if batch > 1 else "")
+    typer.echo(f"  {rows} of {length:,} tokens  {readable_bytes(sizes.state_bytes(batch, length))}")
+
+
+def _find(name: str):  # noqa: ANN202 (typed where it is used)
+    from ..errors import UsageError, nearest
+    from ..recipes import from_hf, model, names_of_sizes
+    from ..weights.load import read_json, read_spec
+
+    folder = Path(name)
+    if (folder / "spec.json").is_file():
+        return read_spec(folder), None
+    if (folder / "config.json").is_file():
+        spec, family = from_hf(read_json(folder / "config.json"))
+        return spec, family.__name__.rsplit(".", 1)[-1]
+    sizes = names_of_sizes()
+    if name not in sizes:
+        if folder.is_dir():
+            raise UsageError(f"{name}: neither spec.json nor config.json is in this folder")
+        raise UsageError(f"unknown model {name!r}{nearest(name, sizes)}")
+    return model(name), sizes[name]
