@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 
-def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with each family's contracts.")] = False) -> None:
+def command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with each family's contracts.")] = False,
+) -> None:
     """List the families of models, their published sizes, and what each is."""
     from .. import recipes
 

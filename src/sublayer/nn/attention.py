@@ -17,6 +17,7 @@ from .initialise import Init
 from .mask import Mask
 from .op import Context, Op, Part
 from .position import Shaw
+from .projection import Projection
 from .rope import Rope, rotate
 
 
@@ -64,7 +65,7 @@ class Attention(Part):
         self.require(self.heads > 0 and kv_heads > 0, "heads and kv_heads must be above 0")
         self.require(
             self.heads % kv_heads == 0,
-            f"heads={self.heads} is not a multiple of kv_heads={kv_heads}: each key head serves the same number of queries",
+            f"heads={self.heads} is not a multiple of kv_heads={kv_heads}: a key head serves equally many query heads",
         )
         self.require(
             self.window is None or self.window > 0, f"window={self.window} hides everything; use None for no window"
@@ -93,11 +94,11 @@ class AttentionOp(Op):
         self.scale = spec.scale if spec.scale is not None else self.head_size**-0.5
         kv_heads = spec.kv_heads or spec.heads
         source = (context.memory or dim) if spec.cross else dim
-        self.q = nn.Linear(dim, spec.heads * self.head_size, spec.bias)
-        self.k = nn.Linear(source, kv_heads * self.head_size, spec.bias)
-        self.v = nn.Linear(source, kv_heads * self.head_size, spec.bias)
+        self.q = Projection(dim, spec.heads * self.head_size, spec.bias)
+        self.k = Projection(source, kv_heads * self.head_size, spec.bias)
+        self.v = Projection(source, kv_heads * self.head_size, spec.bias)
         out_bias = spec.bias if spec.out_bias is None else spec.out_bias
-        self.out = nn.Linear(spec.heads * self.head_size, dim, out_bias)
+        self.out = Projection(spec.heads * self.head_size, dim, out_bias)
         self.q_norm = spec.qk_norm.build(self.head_size, context) if spec.qk_norm else None
         self.k_norm = spec.qk_norm.build(self.head_size, context) if spec.qk_norm else None
         self.sink_logits = nn.Parameter(torch.empty(spec.heads)) if spec.sinks else None
@@ -146,7 +147,7 @@ class AttentionOp(Op):
             y = y + self.shaw.value_term(shares, *_positions(mask, q.shape[2], k.shape[2], q.device))
         return self.out(y.transpose(1, 2).flatten(2))
 
-    def _split(self, projection: nn.Linear, x: Tensor, norm: nn.Module | None = None) -> Tensor:
+    def _split(self, projection: Projection, x: Tensor, norm: nn.Module | None = None) -> Tensor:
         # -1: under tensor parallelism a shard holds fewer heads.
         heads = projection(x).unflatten(-1, (-1, self.head_size))
         return heads if norm is None else norm(heads)

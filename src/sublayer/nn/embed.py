@@ -13,6 +13,7 @@ from ..errors import InputError
 from ..step import Step
 from .op import Context, Part
 from .position import Learned, Sinusoidal
+from .projection import table
 
 
 class Embed(Part):
@@ -45,9 +46,9 @@ class EmbedOp(nn.Module):
     def __init__(self, spec: Embed, dim: int, context: Context) -> None:
         super().__init__()
         self.spec = spec
-        self.tokens = nn.Embedding(spec.vocab, dim)
+        self.tokens = table(spec.vocab, dim)
         self.position = spec.position.build(dim, context) if spec.position else None
-        self.types = nn.Embedding(spec.types, dim) if spec.types else None
+        self.types = table(spec.types, dim) if spec.types else None
         self.norm = spec.norm.build(dim, context) if spec.norm else None
 
     def forward(self, ids: Tensor, step: Step) -> tuple[Tensor, Step]:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..state import State
 from ..step import Step
 from .op import Context, Op, Part
+from .projection import Projection
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
@@ -55,9 +56,9 @@ class FeedForwardOp(Op):
     def __init__(self, spec: FeedForward, dim: int) -> None:
         super().__init__()
         self.spec = spec
-        self.gate = nn.Linear(dim, spec.hidden, spec.bias) if spec.gated else None
-        self.up = nn.Linear(dim, spec.hidden, spec.bias)
-        self.down = nn.Linear(spec.hidden, dim, spec.bias)
+        self.gate = Projection(dim, spec.hidden, spec.bias) if spec.gated else None
+        self.up = Projection(dim, spec.hidden, spec.bias)
+        self.down = Projection(spec.hidden, dim, spec.bias)
 
     def forward(self, x: Tensor, step: Step | None = None, state: State | None = None) -> Tensor:
         activation = ACTIVATIONS[self.spec.activation]

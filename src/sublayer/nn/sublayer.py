@@ -279,7 +279,8 @@ class TrunkOp(nn.Module):
                 lengths = k_lengths[:, :1].expand_as(pos)
             else:
                 k_lengths, lengths = document_lengths(k_pos.expand_as(k_document), k_document, document)
-        tables, key_tables = [], list[tuple[Tensor, Tensor] | None]()
+        tables: list[tuple[Tensor, Tensor]] = []
+        key_tables: list[tuple[Tensor, Tensor] | None] = []
         for rope, head_size in self.rotary:
             tables.append(rope.tables(pos, head_size, lengths=lengths if rope.dynamic else None, dtype=dtype))
             keys = rope.tables(k_pos, head_size, lengths=k_lengths, dtype=dtype) if rope.dynamic else None
@@ -290,7 +291,7 @@ class TrunkOp(nn.Module):
 class Model(Part):
     """A whole architecture: an encoder, a decoder or both, and a head.
 
-    `build` gives the module. Everything that changes the computed function is here; kernels, dtypes and devices are not.
+    `build` gives the module. All that changes the computed function is here; kernels, dtypes and devices are not.
     """
 
     dim: int
@@ -332,11 +333,19 @@ class Model(Part):
 
         Raises SpecError for sizes that do not fit together.
         """
-        with torch.device("meta"):
-            model = ModelOp(self).to(dtype)
+        model = self.empty(device=device, dtype=dtype)
         if torch.device(device).type != "meta":
-            model.to_empty(device=device)
             initialise(model, self.init, seed)
+        return model
+
+    def empty(self, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> ModelOp:
+        """The model with room for its parameters and no values yet: what a checkpoint is read into."""
+        with torch.device("meta"):
+            model = ModelOp(self)
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                room = torch.empty(parameter.shape, dtype=dtype, device=device)
+                setattr(module, name, nn.Parameter(room, parameter.requires_grad))
         return model
 
     def parameters(self) -> int:

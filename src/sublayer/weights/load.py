@@ -45,7 +45,7 @@ def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.
     with Checkpoint.open(folder) as files:
         if table is not None:
             spec = _settle_tying(spec, files)
-        model = spec.build(device="meta").to(dtype).to_empty(device=device)
+        model = spec.empty(device=device, dtype=dtype)
         names = dict(model.named_parameters())
         rows = expand(table, names) if table is not None else [Row(name, name) for name in names]
         if prefix and not any(name.startswith(prefix) for name in files.names):
