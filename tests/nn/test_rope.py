@@ -324,8 +324,8 @@ def test_keys_are_permuted_by_their_own_head_count():
 def test_compiles_to_one_graph_as_lengths_grow(scaling):
     rope, other = Rope(scaling=scaling), Rope(77.0)
 
-    def turn(x, pos, lengths):
-        x = rotate(x, *rope.tables(pos, HEAD, lengths=lengths), rope.pairing)
+    def turn(x, pos, lengths, head_size=HEAD):
+        x = rotate(x, *rope.tables(pos, head_size, lengths=lengths), rope.pairing)
         return rotate(x, *other.tables(pos, HEAD))
 
     counter = CompileCounter()
@@ -333,7 +333,7 @@ def test_compiles_to_one_graph_as_lengths_grow(scaling):
     for length in (3, 7, 40, 41):
         pos = torch.arange(length)[None]
         x, lengths = torch.randn(1, 2, length, HEAD), torch.full_like(pos, length)
-        assert_close(compiled(x, pos, lengths), turn(x, pos, lengths))
+        assert_close(compiled(x, pos, lengths, HEAD), turn(x, pos, lengths))
     assert counter.frame_count == 1
 
 

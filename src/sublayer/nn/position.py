@@ -8,6 +8,7 @@ Positions are integer tensors [B|1, L] (queries) and [B|1, M] (keys); a distance
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import index
 from typing import Literal
 
 import torch
@@ -40,7 +41,7 @@ class Sinusoidal(Part):
         Of an odd width the last sine has no cosine.
         """
         precise = torch.float32 if pos.device.type == "mps" else torch.float64  # MPS has no fp64
-        angles = pos.to(precise).unsqueeze(-1) * constant(_frequencies(self.theta, dim), pos, precise)
+        angles = pos.to(precise).unsqueeze(-1) * constant(_frequencies(self, index(dim)), pos, precise)
         sines, cosines = angles.sin(), angles[..., : dim // 2].cos()
         if self.layout == "half":
             return torch.cat((sines, cosines), -1).to(dtype or precise)
@@ -273,8 +274,8 @@ def _distances(q_pos: Tensor, k_pos: Tensor) -> Tensor:
 
 
 @traced_as_constant
-def _frequencies(theta: float, dim: int) -> tuple[float, ...]:
-    return tuple(theta ** (-2 * i / dim) for i in range((dim + 1) // 2))
+def _frequencies(spec: Sinusoidal, dim: int) -> tuple[float, ...]:
+    return tuple(spec.theta ** (-2 * i / dim) for i in range((dim + 1) // 2))
 
 
 @traced_as_constant

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import lru_cache
+from operator import index
 from typing import Any, Literal, cast
 
 import torch
@@ -80,6 +81,7 @@ class Rope(Spec):
         Raises InputError if a dynamic scaling gets no lengths.
         """
         dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        head_size = index(head_size)  # one number for a compiler too, that has taken it for a changing one
         frequencies = constant(_frequencies(self, head_size), pos, dtype)
         if self.scaling is not None and self.dynamic:
             if lengths is None:
