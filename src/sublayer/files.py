@@ -8,8 +8,14 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path | str) -> Iterator[Path]:
-    """Yields a path beside `path` to write to; on success it is fsynced and renamed over `path`, else removed."""
+    """Yields a path beside `path` to write to; on success it is fsynced and renamed over `path`, else removed.
+
+    What a killed process left beside `path` is removed too.
+    """
     path = Path(path)
+    for left in path.parent.glob(f".{path.name}.*.partial"):
+        if not _alive(left.name.split(".")[-2]):
+            left.unlink(missing_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         yield beside
@@ -23,3 +29,14 @@ def replacing(path: Path | str) -> Iterator[Path]:
             os.close(folder)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _alive(process: str) -> bool:
+    """Whether a process of this number may still be writing."""
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except (ValueError, PermissionError):
+        return True
+    return True

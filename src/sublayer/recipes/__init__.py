@@ -52,7 +52,11 @@ def from_hf(config: Mapping[str, Any]) -> tuple[Model, Any]:
     if name not in readers:
         raise SpecError(f"architecture {name!r} has no recipe{nearest(name, readers)}")
     read, module = readers[name]
-    return read(config), module
+    try:
+        return read(config), module
+    except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError) as error:
+        # A recipe reads keys as if they were well typed; the spec refuses the rest by name.
+        raise SpecError(f"config.json holds a value of the wrong type: {error}") from None
 
 
 def to_hf(spec: Model) -> tuple[dict[str, Any], Any]:

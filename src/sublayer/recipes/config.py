@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import SpecError, nearest
+from ..nn.sublayer import Model
+
+MAX_COUNT = 1 << 30  # of anything a config.json counts; a larger number is a mistake, and would exhaust the memory
+MAX_LAYERS = 10_000
 
 # Keys that change no forward pass of a loaded model: bookkeeping, token ids (the tokenizer's), defaults of generation,
 # what to return beside logits, and how new weights would be drawn.
-IRRELEVANT = frozenset(
+_IRRELEVANT = (
     "architectures auto_map model_type _name_or_path name_or_path transformers_version torch_dtype dtype "
     "bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id unk_token_id mask_token_id "
     "use_cache return_dict return_dict_in_generate output_attentions output_hidden_states output_scores "
@@ -18,13 +22,14 @@ IRRELEVANT = frozenset(
     "num_beam_groups diversity_penalty early_stopping max_length min_length bad_words_ids forced_bos_token_id "
     "forced_eos_token_id suppress_tokens begin_suppress_tokens remove_invalid_values num_return_sequences "
     "encoder_no_repeat_ngram_size exponential_decay_length_penalty tokenizer_class chunk_size_feed_forward "
-    "torchscript tf_legacy_loss use_bfloat16 pruned_heads gradient_checkpointing attn_implementation "
-    "_attn_implementation _attn_implementation_autoset quantization_config pretraining_tp".split()
+    "torchscript tf_legacy_loss use_bfloat16 gradient_checkpointing attn_implementation "
+    "_attn_implementation _attn_implementation_autoset pretraining_tp"
 )
+IRRELEVANT = frozenset(_IRRELEVANT.split())
 
 
 class Config:
-    """A config.json being read: `config("hidden_size")`, `config("eps", 1e-6)`, `config.fix("bias", False)`.
+    """A config.json being read: `config("eps", 1e-6)`, `config.count("hidden_size")`, `config.fix("bias", False)`.
 
     Raises SpecError for a missing key, a value the recipe does not model, and, in `done`, a key nobody asked for.
     """
@@ -36,31 +41,57 @@ class Config:
 
     def __call__(self, key: str, *default: Any) -> Any:
         """The value of a key, or the default where the key is absent or null."""
-        self.used.add(key)
-        value = self.values.get(key)
+        value = self.given(key, None)
         if value is not None:
             return value
         if not default:
             raise SpecError(f"{self.kind}: config.json has no {key!r}{nearest(key, self.values)}")
         return default[0]
 
+    def given(self, key: str, default: Any) -> Any:
+        """The value of a key, null being None; the default only where it is absent, as in their config classes."""
+        self.used.add(key)
+        return self.values.get(key, default)
+
+    def count(self, key: str, *default: int | None, most: int = MAX_COUNT) -> Any:
+        """A whole number from 1 to `most`."""
+        value = self(key, *default)
+        if value is not None and (type(value) is not int or not 1 <= value <= most):
+            raise SpecError(f"{self.kind}: {key}={_short(value)} is not a whole number from 1 to {most}")
+        return value
+
+    def layers(self, key: str) -> int:
+        """How many layers: bounded, for each becomes a part of the spec."""
+        return self.count(key, most=MAX_LAYERS)
+
     def fix(self, key: str, *allowed: Any) -> None:
         """Refuses a key whose value is not one of those this recipe models; absent or null is fine."""
-        self.used.add(key)
-        value = self.values.get(key)
+        value = self.given(key, None)
         if value is not None and value not in allowed:
-            raise SpecError(f"{self.kind}: {key}={value!r} is not modelled (only {', '.join(map(repr, allowed))})")
+            raise SpecError(
+                f"{self.kind}: {key}={_short(value)} is not modelled (only {', '.join(map(repr, allowed))})"
+            )
 
-    def choose(self, key: str, choices: Mapping[Any, Any], *default: Any) -> Any:
+    def choose(self, key: str, choices: Mapping[str, Any], *default: str) -> Any:
         """What a value stands for among the recipe's own."""
         value = self(key, *default)
-        if value not in choices:
-            raise SpecError(f"{self.kind}: {key}={value!r} is not modelled{nearest(str(value), map(str, choices))}")
+        if not isinstance(value, str) or value not in choices:
+            raise SpecError(f"{self.kind}: {key}={_short(value)} is not modelled{nearest(str(value), choices)}")
         return choices[value]
 
     def done(self, *irrelevant: str) -> None:
         """Refuses every key that nobody asked for and that may matter."""
-        for key in self.values.keys() - self.used - IRRELEVANT - set(irrelevant):
-            raise SpecError(
-                f"{self.kind}: config.json sets {key}={self.values[key]!r}, which this recipe does not model"
-            )
+        self.fix("pruned_heads", {})
+        for key in sorted(self.values.keys() - self.used - IRRELEVANT - set(irrelevant)):
+            value = self.values[key]
+            raise SpecError(f"{self.kind}: config.json sets {key}={_short(value)}, which this recipe does not model")
+
+
+def without_head(read: Callable[[Mapping[str, Any]], Model]) -> Callable[[Mapping[str, Any]], Model]:
+    """The reader of the same architecture's base class, whose checkpoints hold no head: it answers hidden vectors."""
+    return lambda values: read(values).replace(head=None, tied=False)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

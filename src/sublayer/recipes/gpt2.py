@@ -21,7 +21,7 @@ from ..nn.initialise import Init
 from ..nn.norm import LayerNorm
 from ..nn.position import Learned
 from ..nn.sublayer import Block, Model, Trunk, pre_norm, repeat
-from .config import Config
+from .config import Config, without_head
 
 
 def gpt2(
@@ -97,29 +97,30 @@ def from_hf(values: Mapping[str, Any]) -> Model:
     config.fix("scale_attn_weights", True)
     config.fix("scale_attn_by_inverse_layer_idx", False)
     config.fix("add_cross_attention", False)
-    shares = {config(key, 0.1) for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+    config.fix("is_encoder_decoder", False)
     model = gpt2(
-        config("n_embd"),
-        config("n_layer"),
-        config("n_head"),
-        config("vocab_size"),
-        config("n_positions"),
-        hidden=config("n_inner", None),
+        config.count("n_embd"),
+        config.layers("n_layer"),
+        config.count("n_head"),
+        config.count("vocab_size"),
+        config.count("n_positions"),
+        hidden=config.count("n_inner", None),
         activation=config.choose("activation_function", ACTIVATIONS, "gelu_new"),
         eps=config("layer_norm_epsilon", 1e-5),
-        # One dropout is what the published sizes have; a file with several is for inference here.
-        dropout=float(shares.pop()) if len(shares) == 1 else 0.0,
+        dropout=config("resid_pdrop", 0.1),
         tied=config("tie_word_embeddings", True),
-    )
+    ).override(**{
+        "decoder.embed.dropout": config("embd_pdrop", 0.1),
+        "decoder.blocks.*.attn.op.dropout": config("attn_pdrop", 0.1),
+    })  # fmt: skip
     config.done("n_ctx", "reorder_and_upcast_attn", "summary_type", "summary_use_proj", "summary_activation",
-                "summary_proj_to_labels", "summary_first_dropout", "is_encoder_decoder", "is_decoder")  # fmt: skip
+                "summary_proj_to_labels", "summary_first_dropout", "is_decoder")  # fmt: skip
     return model
 
 
 def to_hf(model: Model) -> dict[str, Any]:
     """The config.json of a spec of this family; the caller checks that it reads back as the same spec."""
     attention, ffn, embed = (model.find(f"decoder.{path}") for path in ("blocks.0.attn.op", "blocks.0.ffn.op", "embed"))
-    dropout = attention.dropout
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -132,9 +133,17 @@ def to_hf(model: Model) -> dict[str, Any]:
         "activation_function": {ours: theirs for theirs, ours in ACTIVATIONS.items()}[ffn.activation],
         "layer_norm_epsilon": model.find("decoder.norm.eps"),
         "tie_word_embeddings": model.tied,
-        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout),
+        "resid_pdrop": model.find("decoder.blocks.0.attn.dropout"),
+        "embd_pdrop": embed.dropout,
+        "attn_pdrop": attention.dropout,
     }
 
 
-ACTIVATIONS: dict[str, Activation] = {"gelu_new": "gelu_tanh", "gelu": "gelu", "relu": "relu", "silu": "silu"}
-HF = {"GPT2LMHeadModel": from_hf}
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",  # the later name of one function is the one that is written
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+}
+HF = {"GPT2LMHeadModel": from_hf, "GPT2Model": without_head(from_hf)}

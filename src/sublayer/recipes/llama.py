@@ -1,5 +1,5 @@
-"""The Llama line: Llama 1, 2 and 3 (arXiv 2302.13971, 2307.09288, 2407.21783), Mistral (2310.06825), Qwen2 (2407.10671),
-SmolLM, TinyLlama (2401.02385).
+"""The Llama line: Llama 1, 2 and 3 (arXiv 2302.13971, 2307.09288, 2407.21783), Mistral (2310.06825), Qwen2
+(2407.10671), SmolLM, TinyLlama (2401.02385).
 
 A pre-norm decoder with RMSNorm, rotary positions, SwiGLU and no biases; later ones share keys among query heads.
 Mistral adds a sliding window, Qwen2 biases on q, k and v: other numbers, the same architecture.
@@ -22,7 +22,7 @@ from ..nn.initialise import Init
 from ..nn.norm import RMSNorm
 from ..nn.rope import Llama3, Rope, rope_from_hf, rope_to_hf
 from ..nn.sublayer import Block, Model, Trunk, pre_norm, repeat
-from .config import Config
+from .config import Config, without_head
 
 
 def llama(
@@ -111,57 +111,58 @@ PREFIX = "model."
 IGNORED = ("model.layers.{}.self_attn.rotary_emb.inv_freq",)  # computed from the config
 
 
-def _read(config: Config, **family: Any) -> Model:
-    """What the line's config.json files share; each family adds its own keys."""
-    heads = config("num_attention_heads")
-    head_size = config("head_dim", config("hidden_size") // heads)
-    rope = rope_from_hf(config.values, head_size)
+def _read(config: Config, kv_heads: int | None, **family: Any) -> Model:
+    """What the line's config.json files share; each family adds its own keys. kv_heads: where the file names none."""
+    heads = config.count("num_attention_heads")
+    head_size = config.count("head_dim", config.count("hidden_size") // heads)
+    config.fix("partial_rotary_factor", 1.0)
     model = llama(
-        config("hidden_size"),
-        config("num_hidden_layers"),
+        config.count("hidden_size"),
+        config.layers("num_hidden_layers"),
         heads,
-        config("num_key_value_heads", heads),
-        config("intermediate_size"),
-        config("vocab_size"),
-        rope,
+        config.given("num_key_value_heads", kv_heads) or heads,
+        config.count("intermediate_size"),
+        config.count("vocab_size"),
+        rope_from_hf(config.values, head_size),
         head_size=None if head_size * heads == config("hidden_size") else head_size,
         activation=config.choose("hidden_act", ACTIVATIONS, "silu"),
         eps=config("rms_norm_eps", 1e-6),
-        dropout=float(config("attention_dropout", 0.0)),
+        dropout=config("attention_dropout", 0.0),
         tied=config("tie_word_embeddings", False),
         **family,
     )
+    if model.find("decoder.blocks.0.attn.op.position.size") is not None:
+        raise SpecError(f"{config.kind}: partial_rotary_factor is not modelled: these families rotate whole heads")
     config.done("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings",
-                "original_max_position_embeddings", "partial_rotary_factor")  # fmt: skip
+                "original_max_position_embeddings", "is_llama_config", "transformers.js_config")  # fmt: skip
     return model
 
 
 def llama_from_hf(values: Mapping[str, Any]) -> Model:
-    """The spec of a LlamaForCausalLM's config.json (also SmolLM, TinyLlama). Raises SpecError for what is not modelled."""
+    """The spec of a LlamaForCausalLM's config.json (SmolLM, TinyLlama). Raises SpecError for what is not modelled."""
     config = Config(values)
+    config.fix("rope_interleaved", False)  # SmolLM's
     bias = config("attention_bias", False)
-    return _read(config, qkv_bias=bias, out_bias=bias, ffn_bias=config("mlp_bias", False))
+    return _read(config, None, qkv_bias=bias, out_bias=bias, ffn_bias=config("mlp_bias", False))
 
 
 def mistral_from_hf(values: Mapping[str, Any]) -> Model:
     """The spec of a MistralForCausalLM's config.json. Raises SpecError for what is not modelled."""
     config = Config(values)
-    return _read(config, window=config("sliding_window", None))
+    return _read(config, 8, window=config.given("sliding_window", 4096))
 
 
 def qwen2_from_hf(values: Mapping[str, Any]) -> Model:
     """The spec of a Qwen2ForCausalLM's config.json. Raises SpecError for what is not modelled."""
     config = Config(values)
-    layers = config("num_hidden_layers")
-    kinds = config("layer_types", None)
-    window = config("sliding_window", None) if config("use_sliding_window", False) else None
-    full = config("max_window_layers", layers)  # the first layers attend fully
-    windows = tuple(None if i < full else window for i in range(layers))
-    if kinds is not None:
-        windows = tuple(window if kind == "sliding_attention" else None for kind in kinds)
-        if len(kinds) != layers or set(kinds) - {"sliding_attention", "full_attention"}:
-            raise SpecError(f"qwen2: layer_types={kinds!r} does not name {layers} full or sliding layers")
-    return _read(config, qkv_bias=True, window=windows if set(windows) != {None} else None)
+    layers = config.layers("num_hidden_layers")
+    window = config.given("sliding_window", 4096) if config("use_sliding_window", False) else None
+    full = config("max_window_layers", 28)  # the first layers attend fully
+    kinds = config("layer_types", ["full_attention" if i < full else "sliding_attention" for i in range(layers)])
+    if len(kinds) != layers or set(kinds) - {"sliding_attention", "full_attention"}:
+        raise SpecError(f"qwen2: layer_types={kinds!r} does not name {layers} full or sliding layers")
+    windows = tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return _read(config, 32, qkv_bias=True, window=windows if set(windows) != {None} else None)
 
 
 def to_hf(model: Model) -> dict[str, Any]:
@@ -198,9 +199,18 @@ def to_hf(model: Model) -> dict[str, Any]:
     return family | config | {"attention_bias": attention.bias, "mlp_bias": ffn.bias}
 
 
-ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu": "gelu", "relu": "relu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "relu": "relu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",  # the later name of one function is the one that is written
+}
 HF = {
     "LlamaForCausalLM": llama_from_hf,
     "MistralForCausalLM": mistral_from_hf,
     "Qwen2ForCausalLM": qwen2_from_hf,
+    "LlamaModel": without_head(llama_from_hf),
+    "MistralModel": without_head(mistral_from_hf),
+    "Qwen2Model": without_head(qwen2_from_hf),
 }

@@ -45,16 +45,19 @@ def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.
     with Checkpoint.open(folder) as files:
         if table is not None:
             spec = _settle_tying(spec, files)
-        model = spec.empty(device=device, dtype=dtype)
-        names = dict(model.named_parameters())
-        rows = expand(table, names) if table is not None else [Row(name, name) for name in names]
+        shapes = {name: parameter.shape for name, parameter in spec.empty(device="meta").named_parameters()}
+        rows = expand(table, shapes) if table is not None else [Row(name, name) for name in shapes]
         if prefix and not any(name.startswith(prefix) for name in files.names):
             rows = [Row(tuple(n.removeprefix(prefix) for n in r.their_names), r.ours, r.change) for r in rows]
             ignored = tuple(name.removeprefix(prefix) for name in ignored)
-        tied = ("lm_head.weight",) if spec.tied else ()
+        tied = ("lm_head.weight",) if spec.tied and table is not None else ()
         _check_names(files, rows, (*ignored, *tied))
         for row in rows:
-            _fill(row, files, names)
+            _check_shapes(row, files, shapes)
+        model = spec.empty(device=device, dtype=dtype)  # only now: a file that does not fit costs no memory
+        parameters = dict(model.named_parameters())
+        for row in rows:
+            _fill(row, files, parameters)
     return model.eval()
 
 
@@ -109,6 +112,13 @@ class Checkpoint:
         except (SafetensorError, OSError, RuntimeError) as error:
             raise WeightsError(f"{path}: tensor {name} cannot be read: {error}") from None
 
+    def shape(self, name: str) -> list[int]:
+        return self.where[name][1].get_slice(name).get_shape()
+
+    def dtype(self, name: str) -> str:
+        """As safetensors writes it: "F32", "BF16", "I64"."""
+        return self.where[name][1].get_slice(name).get_dtype()
+
     def file(self, name: str) -> Path:
         return self.where[name][0]
 
@@ -137,11 +147,12 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _settle_tying(spec: Model, files: Checkpoint) -> Model:
-    """A head stored beside a tied embedding is kept where it differs: weights in the file win over the config's flag."""
+    """A head stored beside a tied embedding is kept where it differs: the weights win over the config's flag."""
     embedding = next((n for n in files.names if n.endswith(("embed_tokens.weight", "wte.weight"))), None)
     if not spec.tied or "lm_head.weight" not in files.names or embedding is None:
         return spec
-    if torch.equal(files.read("lm_head.weight"), files.read(embedding)):
+    head, table = files.read("lm_head.weight"), files.read(embedding)
+    if head.shape == table.shape and torch.equal(head.double(), table.double()):
         return spec
     warnings.warn(f"lm_head.weight differs from {embedding} though the config ties them: kept apart", stacklevel=3)
     return spec.replace(tied=False)
@@ -161,21 +172,25 @@ def _check_names(files: Checkpoint, rows: list[Row], ignored: Iterable[str]) -> 
         raise WeightsError(f"{files.file(extra[0])}: tensor {extra[0]}{more} has no place in the model")
 
 
+def _check_shapes(row: Row, files: Checkpoint, shapes: dict[str, torch.Size]) -> None:
+    """Tries the row's change on shapes alone."""
+    for name in row.their_names:
+        if not files.dtype(name).startswith(("F", "BF")):
+            raise WeightsError(f"{files.file(name)}: {name} holds {files.dtype(name)}, not floating-point weights")
+    name = row.their_names[0]
+    given = [files.shape(name) for name in row.their_names]
+    wanted = [list(shapes[name]) for name in row.our_names]
+    try:
+        found = [list(t.shape) for t in row.change.into([torch.empty(shape, device="meta") for shape in given])]
+    except (RuntimeError, IndexError, ValueError):
+        found = None
+    if found != wanted:
+        parts = ", ".join(f"{ours} {shape}" for ours, shape in zip(row.our_names, wanted, strict=True))
+        raise WeightsError(f"{files.file(name)}: {name} is {given[0]}, which does not give the model's {parts}")
+
+
 @torch.no_grad()
 def _fill(row: Row, files: Checkpoint, parameters: dict[str, torch.nn.Parameter]) -> None:
-    theirs = [files.read(name) for name in row.their_names]
-    name = row.their_names[0]
-    try:
-        ours = row.change.into(theirs)
-    except (RuntimeError, IndexError) as error:
-        raise WeightsError(f"{files.file(name)}: {name} of shape {list(theirs[0].shape)}: {error}") from None
+    ours = row.change.into([files.read(name) for name in row.their_names])
     for key, value in zip(row.our_names, ours, strict=True):
-        target = parameters[key]
-        if value.shape != target.shape:
-            raise WeightsError(
-                f"{files.file(name)}: {name} is {list(theirs[0].shape)}, "
-                f"the model's {key} is {list(target.shape)} and the file gives {list(value.shape)}"
-            )
-        if not value.is_floating_point():
-            raise WeightsError(f"{files.file(name)}: {name} holds {value.dtype}, not floating-point weights")
-        target.copy_(value)
+        parameters[key].copy_(value)

@@ -1,4 +1,4 @@
-"""Saving a model as a folder of safetensors. Nothing already written is lost: each file is written beside, then renamed."""
+"""Saving a model as a folder of safetensors. Nothing already written is lost: files are written beside, then renamed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..errors import WeightsError
 from ..files import replacing
 from ..names import expand
 from ..nn.sublayer import ModelOp
@@ -19,7 +21,9 @@ from ..recipes import to_hf
 def save(model: ModelOp, path: Path | str, *, layout: Literal["sublayer", "hf"] = "sublayer") -> None:
     """Writes model.safetensors and spec.json, or, as "hf", config.json and the names transformers reads.
 
-    A tied head is stored once. Raises SpecError, before anything is written, for a model no Hugging Face class has.
+    A tied head is stored once. Raises, before anything that stood there is touched: SpecError for a model no Hugging
+    Face class has; WeightsError for a folder that holds a checkpoint of another layout or in shards, beside which this
+    one would not be read, and for a file that cannot be written.
     """
     folder = Path(path)
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -27,19 +31,29 @@ def save(model: ModelOp, path: Path | str, *, layout: Literal["sublayer", "hf"] 
         config, family = to_hf(model.spec)
         dtype = next(iter(parameters.values())).dtype
         about: dict[str, Any] = config | {"dtype": str(dtype).removeprefix("torch.")}
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for row in expand(family.NAMES, parameters):
             theirs = row.change.back([parameters[name] for name in row.our_names])
             tensors |= dict(zip(row.their_names, theirs, strict=True))
         described = "config.json"
     else:
         about, tensors, described = model.spec.to_json(), parameters, "spec.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_tensors(folder / "model.safetensors", tensors)
-    with replacing(folder / described) as beside:
-        beside.write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    others = {"spec.json", "config.json", "model.safetensors.index.json"} - {described}
+    other = next((name for name in sorted(others) if (folder / name).exists()), None)
+    if other is not None:
+        raise WeightsError(
+            f"{folder}: holds {other} of another checkpoint; save into another folder, or remove that one"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Both are whole before either is renamed.
+        with replacing(folder / "model.safetensors") as weights, replacing(folder / described) as description:
+            _write_tensors(weights, tensors)
+            description.write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{folder}: cannot be written: {error}") from None
 
 
+@torch.no_grad()
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    with replacing(path) as beside, torch.no_grad():
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, beside, {"format": "pt"})
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})

@@ -1,0 +1,153 @@
+"""Parity with transformers: a tiny random model of theirs, saved by them, loaded by us, compared in fp64.
+
+Both sides compute in fp64, so a difference above rounding is a difference of formulas. transformers casts to float32
+inside (norms, rotary tables, softmax, loss); `raised` lifts those casts to float64 while its model is built and runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.testing import assert_close
+from transformers import GPT2Config, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as MODELS
+from transformers.models.auto.modeling_auto import MODEL_MAPPING as BASES
+
+import sublayer
+from sublayer.names import expand
+from sublayer.nn.sublayer import ModelOp
+from sublayer.recipes import from_hf
+from sublayer.step import Step
+from sublayer.weights.load import read_json
+
+logging.getLogger("transformers").setLevel(logging.ERROR)
+TOLERANCE = 1e-10  # of the largest absolute value of what is compared
+
+SMALL: dict[type, dict[str, Any]] = {
+    GPT2Config: {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    | dict.fromkeys(("bos_token_id", "eos_token_id"), 0),
+    **{
+        family: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+                 "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 0}
+        for family in (LlamaConfig, MistralConfig, Qwen2Config)
+    },
+}  # fmt: skip
+
+
+class _Raise(TorchFunctionMode):
+    """Every float32 that a call names becomes float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = Tensor.double if func is Tensor.float else func
+        wide = {torch.float32: torch.float64}
+        args = tuple(wide.get(value, value) if isinstance(value, torch.dtype) else value for value in args)
+        kwargs = {
+            key: wide.get(value, value) if isinstance(value, torch.dtype) else value
+            for key, value in (kwargs or {}).items()
+        }
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def raised() -> Iterator[None]:
+    """Inside, casts to float32 and tensors made as float32 are float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Raise():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def oracle(family: type, *, base: bool = False, **changes: Any) -> PreTrainedModel:
+    """A tiny fp64 model of theirs. No parameter is at a value that would hide it: biases and norms are drawn too."""
+    config = family(**SMALL[family] | changes)
+    config._attn_implementation = "eager"
+    with raised(), warnings.catch_warnings(action="ignore"):
+        model = (BASES if base else MODELS)[family](config).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            around = 1.0 if parameter.dim() == 1 and name.endswith("weight") else 0.0
+            parameter.normal_(around, 0.2)
+    return model
+
+
+def saved(theirs: PreTrainedModel, folder: Path, **options: Any) -> Path:
+    """The folder, with the model in it as transformers writes it."""
+    theirs.save_pretrained(folder, **options)
+    return folder
+
+
+def check_parity(
+    theirs: PreTrainedModel, folder: Path, ids: Tensor, step: Step | None = None, real: Tensor | None = None, **inputs: Any
+) -> ModelOp:
+    """Saves theirs, loads it, and compares logits, loss and the gradient of every parameter; returns ours.
+
+    `inputs` are what their forward takes beside ids, `step` what ours takes; only tokens where `real` [B, L] is true
+    are compared, and only predictions of a real token by a real one count in the loss.
+    """
+    ours = sublayer.load(saved(theirs, folder), dtype=torch.float64)
+    compare(theirs, ours, folder, ids, step, real, **inputs)
+    return ours
+
+
+def compare(
+    theirs: PreTrainedModel,
+    ours: ModelOp,
+    folder: Path,
+    ids: Tensor,
+    step: Step | None = None,
+    real: Tensor | None = None,
+    **inputs: Any,
+) -> None:
+    """What `check_parity` compares, for a model of ours that was loaded already; `folder` is where from."""
+    real = torch.ones_like(ids, dtype=torch.bool) if real is None else real
+    with raised():
+        expected = theirs(ids, use_cache=False, **inputs).logits
+    logits = ours(ids, step)
+    assert logits.dtype == torch.float64
+    close(logits[real], expected[real], "logits")
+    losses = [_loss(answer, ids, real) for answer in (logits, expected)]
+    close(*losses, "loss")
+    for loss in losses:
+        loss.backward()
+    gradients = exported(ours, folder, {name: p.grad for name, p in ours.named_parameters()})
+    wanted = {name: p.grad for name, p in theirs.named_parameters()}
+    assert gradients.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        assert gradient is not None, name
+        close(gradients[name], gradient, f"gradient of {name}")
+    theirs.zero_grad()
+    ours.zero_grad()
+
+
+def exported(ours: nn.Module, folder: Path, values: dict[str, Any]) -> dict[str, Tensor]:
+    """Values named as our parameters, under the names that the checkpoint table gives theirs."""
+    _, family = from_hf(read_json(folder / "config.json"))
+    found: dict[str, Tensor] = {}
+    for row in expand(family.NAMES, dict(ours.named_parameters())):
+        back = row.change.back([values[name] for name in row.our_names])
+        found |= dict(zip(row.their_names, back, strict=True))
+    return found
+
+
+def close(actual: Tensor, expected: Tensor, what: str = "") -> None:
+    """Equal to TOLERANCE of the largest absolute value expected."""
+    largest = expected.abs().max().item()
+    assert largest > 0, f"{what} is all zeros and compares nothing"
+    assert_close(actual, expected, rtol=0, atol=TOLERANCE * largest, msg=lambda text: f"{what}: {text}")
+
+
+def _loss(logits: Tensor, ids: Tensor, real: Tensor) -> Tensor:
+    counted = real[:, 1:] & real[:, :-1]
+    return F.cross_entropy(logits[:, :-1][counted], ids[:, 1:][counted])
