@@ -1,0 +1,263 @@
+"""Generation: prompts in, continuations out — all at once (`generate`) or as they come (`stream`). One decode path.
+
+B rows that decode together, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from ..errors import SublayerError
+from ..nn.sublayer import ModelOp
+from .beam import Hypothesis, search
+from .request import Options, Prompts, Row, read_options, read_rows
+from .sample import best, log_probabilities, precise, sample
+from .slots import Slots, evaluating
+from .stop import GrowingText
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Tokenizer
+
+Finish = Literal["stop", "stop_string", "length"]
+"""Why a row ended: a token of stop_ids, a stop string, or max_tokens or the context."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """What is new in one row; the row's last event has `finish`. All its texts joined are the row's text."""
+
+    row: int
+    ids: tuple[int, ...]
+    text: str
+    """What has become certain; "" while a character or a possible stop string is incomplete, or without a tokenizer."""
+    logprobs: tuple[float, ...]
+    """One an id, where logprobs were asked for; else ()."""
+    top_logprobs: tuple[dict[int, float], ...]
+    """For each id the best alternatives in its place, the best first; else ()."""
+    finish: Finish | None = None
+    beams: tuple[Hypothesis, ...] = ()
+    """Of a beam search: all that was found, the best first."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """The continuation of one prompt."""
+
+    prompt: tuple[int, ...]
+    ids: tuple[int, ...]
+    """What was generated; the last one is the stop token, if one ended the row."""
+    text: str | None
+    """What the ids read as, cut before a stop token or string; None without a tokenizer."""
+    finish: Finish
+    seed: int | None
+    """With it, the row alone gives the same ids again; None where nothing was drawn."""
+    logprobs: tuple[float, ...] | None
+    """log p of each id under the model itself, before any step of Sampling; None unless asked for."""
+    top_logprobs: tuple[dict[int, float], ...] | None
+    """For each id the most probable alternatives in its place, the best first."""
+    beams: tuple[Hypothesis, ...] = ()
+    """Of a beam search: up to `beams` hypotheses, the best first, which is `ids`."""
+
+
+def generate(
+    model: ModelOp,
+    prompts: Prompts,
+    *,
+    tokenizer: Tokenizer | None = None,
+    sources: Prompts | None = None,
+    seed: int | Sequence[int] | None = None,
+    **options: Any,
+) -> list[Generated]:
+    """Continues prompts: ids, lists of ids, or text where a tokenizer is given. Returns one Generated a prompt.
+
+    sources: for a model with an encoder, what it reads for each prompt; the prompt is then what the decoder starts
+    with. seed: one a row, or one number: row i then has seed + i; None: one that is drawn and reported. options: the
+    fields of Options (max_tokens, stop, beams, …) and Sampling (temperature, top_k, …).
+
+    A row depends on its prompt, source, seed and options only, never on its neighbours or the number of slots, up to
+    the rounding of matrix products (with slots=1 to the last bit).
+    Raises UsageError for options that cannot be meant, InputError naming the row for a prompt that the model cannot
+    take, SublayerError for logits that are NaN.
+    """
+    read, rows = _read(model, prompts, tokenizer, sources, seed, options)
+    events: list[list[Event]] = [[] for _ in rows]
+    for event in _run(model, rows, read, tokenizer):
+        events[event.row].append(event)
+    return [_joined(row, parts, read, tokenizer) for row, parts in zip(rows, events, strict=True)]
+
+
+def stream(
+    model: ModelOp,
+    prompts: Prompts,
+    *,
+    tokenizer: Tokenizer | None = None,
+    sources: Prompts | None = None,
+    seed: int | Sequence[int] | None = None,
+    **options: Any,
+) -> Iterator[Event]:
+    """As `generate`, token by token; mistakes are raised at once. A beam search gives one event a row.
+
+    Closing the iterator early frees the decoding state. Until it is exhausted or closed the model is in evaluation
+    mode.
+    """
+    read, rows = _read(model, prompts, tokenizer, sources, seed, options)
+    return _run(model, rows, read, tokenizer)
+
+
+def _read(
+    model: ModelOp,
+    prompts: Prompts,
+    tokenizer: Tokenizer | None,
+    sources: Prompts | None,
+    seed: int | Sequence[int] | None,
+    given: dict[str, Any],
+) -> tuple[Options, list[Row]]:
+    options = read_options(given)
+    if options.stop_ids is None:
+        options = options.replace(stop_ids=tokenizer.eos if tokenizer is not None else ())
+    return options, read_rows(model, prompts, sources, seed, tokenizer, options)
+
+
+def _run(model: ModelOp, rows: list[Row], options: Options, tokenizer: Tokenizer | None) -> Iterator[Event]:
+    one_by_one = options.beams > 1
+    count = options.beams if one_by_one else min(len(rows), options.slots or 8)
+    length = max(len(row.prompt) + row.room - 1 for row in rows)
+    memory_length = max(len(row.source or ()) for row in rows)
+    with evaluating(model):
+        slots = Slots(model, count, length, memory_length)
+        if one_by_one:
+            yield from _search(slots, rows, options, tokenizer)
+        else:
+            yield from _decode(slots, count, rows, options, tokenizer)
+
+
+def _decode(
+    slots: Slots, count: int, rows: list[Row], options: Options, tokenizer: Tokenizer | None
+) -> Iterator[Event]:
+    """The loop: fill the slots, decode them together, give a slot on as soon as its row ends."""
+    waiting = deque(rows)
+    live: list[_Live] = []  # live[i] is in slot i
+    while waiting or live:
+        while waiting and len(live) < count:
+            row = waiting.popleft()
+            live.append(_Live(row, options, tokenizer))
+            yield live[-1].take(slots.prefill(len(live) - 1, row.prompt, row.source, options.chunk))
+            _drop_finished(slots, live)
+        if live:
+            for row, logits in zip(live, precise(slots.decode([row.last for row in live])), strict=True):
+                yield row.take(logits)
+            _drop_finished(slots, live)
+
+
+def _drop_finished(slots: Slots, live: list[_Live]) -> None:
+    """Frees the slots of rows that ended; the last row moves into a gap, so that the batch stays one view."""
+    for slot in reversed(range(len(live))):
+        if live[slot].finish is not None:
+            last = live.pop()
+            if slot < len(live):
+                slots.move(len(live), slot)
+                live[slot] = last
+            else:
+                slots.clear(slot)
+
+
+class _Live:
+    """A row while it grows."""
+
+    def __init__(self, row: Row, options: Options, tokenizer: Tokenizer | None) -> None:
+        self.last = -1
+        self.finish: Finish | None = None
+        self._row = row
+        self._options = options
+        self._count = 0
+        self._seen = set(row.prompt)
+        self._text = GrowingText(tokenizer.stream(), options.stops) if tokenizer is not None else None
+
+    def take(self, logits: Tensor) -> Event:
+        """Chooses the next token from logits [V]."""
+        options, seed = self._options, self._row.seed or 0
+        with _naming(self._row, self._count):
+            token = sample(logits, options.sampling, seen=self._seen, seed=seed, draw=self._count)
+            logprob, top = _logprobs(logits, token, options.logprobs)
+        self.last = token
+        self._count += 1
+        self._seen.add(token)
+        return Event(self._row.index, (token,), self._read(token), logprob, top, self.finish)
+
+    def _read(self, token: int) -> str:
+        """The text that the token makes certain; sets `finish`."""
+        ends = token in (self._options.stop_ids or ())
+        text = self._text.push(token) if self._text is not None and not ends else ""
+        if ends:
+            self.finish = "stop"
+        elif self._count == self._row.room:
+            self.finish = "length"
+        if self._text is not None:
+            if self.finish is not None:
+                text += self._text.finish()
+            if self._text.stopped:
+                self.finish = "stop_string"
+        return text
+
+
+def _search(slots: Slots, rows: list[Row], options: Options, tokenizer: Tokenizer | None) -> Iterator[Event]:
+    """Beam searches, one prompt after the other."""
+    for row in rows:
+        with _naming(row, 0):
+            found = search(
+                slots,
+                slots.prefill(0, row.prompt, row.source, options.chunk),
+                beams=options.beams,
+                room=row.room,
+                stop_ids=options.stop_ids or (),
+                length_penalty=options.length_penalty,
+            )
+        for slot in range(options.beams):
+            slots.clear(slot)
+        first = found[0]
+        text = (
+            tokenizer.decode(first.ids[:-1] if first.finish == "stop" else first.ids) if tokenizer is not None else ""
+        )
+        wanted = options.logprobs is not None
+        yield Event(row.index, first.ids, text, first.logprobs if wanted else (), (), first.finish, tuple(found))
+
+
+def _logprobs(
+    logits: Tensor, token: int, alternatives: int | None
+) -> tuple[tuple[float, ...], tuple[dict[int, float], ...]]:
+    if alternatives is None:
+        return (), ()
+    values = log_probabilities(logits)
+    ids = best(values, alternatives) if alternatives else []
+    return (float(values[token]),), ({int(other): float(values[other]) for other in ids},)
+
+
+def _joined(row: Row, events: list[Event], options: Options, tokenizer: Tokenizer | None) -> Generated:
+    wanted = options.logprobs is not None
+    finish = events[-1].finish
+    assert finish is not None
+    return Generated(
+        prompt=row.prompt,
+        ids=tuple(token for event in events for token in event.ids),
+        text="".join(event.text for event in events) if tokenizer is not None else None,
+        finish=finish,
+        seed=row.seed,
+        logprobs=tuple(value for event in events for value in event.logprobs) if wanted else None,
+        top_logprobs=tuple(top for event in events for top in event.top_logprobs) if wanted else None,
+        beams=events[-1].beams,
+    )
+
+
+@contextmanager
+def _naming(row: Row, token: int) -> Iterator[None]:
+    """Puts the place before what is wrong with logits."""
+    try:
+        yield
+    except SublayerError as error:
+        raise SublayerError(f"row {row.index}, token {token}: {error}") from None

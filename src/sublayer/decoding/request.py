@@ -1,0 +1,206 @@
+"""What is asked of generation, checked before any work: options, and one Row a prompt."""
+
+from __future__ import annotations
+
+import operator
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor
+
+from ..errors import InputError, UsageError, nearest
+from ..nn.embed import Embed
+from ..nn.position import LearnedOp
+from ..nn.sublayer import ModelOp, Trunk, TrunkOp
+from ..spec import Spec
+from .sample import Sampling
+
+if TYPE_CHECKING:
+    from ..text.tokenizer import Tokenizer
+
+Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor
+
+
+class Options(Spec):
+    """How prompts are continued. The fields of Sampling are given beside these, not inside `sampling`."""
+
+    sampling: Sampling = Sampling()
+    """How a token is chosen."""
+    max_tokens: int = 128
+    """Tokens after which a row ends; the context may end it earlier."""
+    stop: str | tuple[str, ...] = ()
+    """Strings that end a row; the text is cut before them. They need a tokenizer."""
+    stop_ids: tuple[int, ...] | None = None
+    """Tokens that end a row; None: the tokenizer's end-of-text tokens, if there is one."""
+    logprobs: int | None = None
+    """Log-probabilities: of each token, and of so many best alternatives in its place; None: none."""
+    beams: int = 1
+    """Above 1: beam search of this width; nothing is drawn then."""
+    length_penalty: float = 0.0
+    """α: hypotheses rank by log-probability / ((5 + tokens) / 6)^α (arXiv 1609.08144, eq. 14); 0: no penalty."""
+    slots: int | None = None
+    """Rows that decode together; further prompts wait for a free slot; None: all, up to 8."""
+    length: int | None = None
+    """Tokens that a slot may hold, where memory is short; None: what the longest row needs."""
+    chunk: int = 512
+    """Tokens of a prompt read in one call."""
+
+    def check(self) -> None:
+        for name in ("max_tokens", "beams", "slots", "length", "chunk"):
+            value = getattr(self, name)
+            self.require(value is None or value >= 1, f"{name} is at least 1, got {value}")
+        self.require(self.logprobs is None or self.logprobs >= 0, f"logprobs is 0 or above, got {self.logprobs}")
+        self.require("" not in self.stops, "an empty stop string would stop before any text")
+        if self.beams > 1:
+            drawn = self.sampling not in (Sampling(), Sampling(temperature=0.0))
+            self.require(not drawn, f"beam search draws nothing and takes no {self.sampling!r}")
+            self.require(not self.stops, "beam search ends at stop_ids, not at stop strings")
+            self.require(not self.logprobs, "beam search lists no alternatives: logprobs is 0 or None")
+        else:
+            self.require(self.length_penalty == 0, "length_penalty needs beams above 1")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else self.stop
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prompt, ready to run."""
+
+    index: int
+    prompt: tuple[int, ...]
+    source: tuple[int, ...] | None
+    seed: int | None  # None: nothing is drawn
+    room: int  # tokens it may produce
+
+
+def read_options(given: Mapping[str, Any]) -> Options:
+    """Options from flat keywords. Raises UsageError for an unknown one, SpecError for a wrong value."""
+    ours, sampling = (_names(spec) for spec in (Options, Sampling))
+    for name in given:
+        if name not in ours | sampling:
+            raise UsageError(f"unknown option {name!r} of generate{nearest(name, ours | sampling)}")
+    base: Sampling = given.get("sampling", Sampling())
+    changed = {name: value for name, value in given.items() if name in sampling}
+    rest: dict[str, Any] = {name: value for name, value in given.items() if name in ours - {"sampling"}}
+    if isinstance(rest.get("stop_ids"), int):
+        rest["stop_ids"] = (rest["stop_ids"],)
+    return Options(base.replace(**changed), **rest)
+
+
+def read_rows(
+    model: ModelOp,
+    prompts: Prompts,
+    sources: Prompts | None,
+    seed: int | Sequence[int] | None,
+    tokenizer: Tokenizer | None,
+    options: Options,
+) -> list[Row]:
+    """One Row a prompt. Raises UsageError for a model that cannot generate and for requests that cannot be meant,
+    InputError naming the row for prompts that the model cannot take."""
+    _check_model(model, sources is not None)
+    trunk = cast(TrunkOp, model.decoder)
+    vocab = cast(int, model.spec.vocab)
+    ids = _read_ids(prompts, "prompt", tokenizer, vocab)
+    limit, of = _limit(trunk, options.length)
+    for index, prompt in enumerate(ids):
+        if limit is not None and len(prompt) > limit:
+            raise InputError(f"row {index}: the prompt of {len(prompt)} tokens is longer than {of}")
+    for token in options.stop_ids or ():
+        if not 0 <= token < vocab:
+            raise UsageError(f"stop_ids: {token} is outside the vocabulary of {vocab}")
+    if options.stops and tokenizer is None:
+        raise UsageError("stop strings need a tokenizer; give tokenizer=…, or stop_ids")
+    # The last token is an answer and is never read, so a context of n positions gives room for one more.
+    rooms = [options.max_tokens if limit is None else min(options.max_tokens, limit - len(row) + 1) for row in ids]
+    found = _read_sources(model, sources, len(ids), tokenizer)
+    seeds = _seeds(seed, len(ids), drawn=not options.sampling.greedy and options.beams == 1)
+    return [Row(i, *row) for i, row in enumerate(zip(ids, found, seeds, rooms, strict=True))]
+
+
+def _names(spec: type[Spec]) -> set[str]:
+    return {field.name for field in fields(cast(Any, spec))}
+
+
+def _check_model(model: ModelOp, with_sources: bool) -> None:
+    if model.decoder is None or model.head is None or model.spec.vocab is None:
+        raise UsageError("the model cannot generate: that takes a decoder over tokens with a head")
+    if with_sources != (model.encoder is not None):
+        reads = "has no encoder: leave sources out" if with_sources else "has an encoder: give one source a prompt"
+        raise UsageError(f"the model {reads}")
+
+
+def _limit(trunk: TrunkOp, length: int | None) -> tuple[int | None, str]:
+    """How many tokens a slot may hold, and what says so."""
+    positions = [module.spec.length for module in trunk.modules() if isinstance(module, LearnedOp)]
+    limits = [(size, f"the {size} positions that the model has learned") for size in positions]
+    if length is not None:
+        limits.append((length, f"a slot (length={length})"))
+    return min(limits, default=(None, ""))
+
+
+def _read_ids(given: Prompts, what: str, tokenizer: Tokenizer | None, vocab: int) -> list[tuple[int, ...]]:
+    if isinstance(given, Tensor):
+        given = cast("list[int] | list[list[int]]", given.tolist())
+    if isinstance(given, str) or (len(given) > 0 and not isinstance(given[0], str | Sequence | Tensor)):
+        given = cast("Sequence[str] | Sequence[Sequence[int]]", [given])
+    if not len(given):
+        raise UsageError(f"no {what}s: give at least one")
+    rows = [_row_ids(row, f"row {i}: the {what}", tokenizer) for i, row in enumerate(cast("Sequence[Any]", given))]
+    for index, row in enumerate(rows):
+        bad = next((place for place, token in enumerate(row) if not 0 <= token < vocab), None)
+        if bad is not None:
+            raise InputError(f"row {index}: token id {row[bad]} at place {bad} is outside the vocabulary of {vocab}")
+    return rows
+
+
+def _row_ids(row: str | Sequence[int] | Tensor, what: str, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    if isinstance(row, str):
+        if tokenizer is None:
+            raise UsageError(f"{what} is text, which needs a tokenizer: give tokenizer=…, or token ids")
+        ids = tokenizer.encode(row, framed=True)
+        # A prompt is to be continued: the end that a frame may put behind a text is taken off again.
+        while what.endswith("prompt") and len(ids) > 1 and ids[-1] in tokenizer.eos:
+            ids.pop()
+    else:
+        try:
+            ids = [operator.index(token) for token in row]
+        except TypeError:
+            raise UsageError(f"{what} is neither text nor a list of token ids: {row!r:.60}") from None
+    if not ids:
+        raise InputError(f"{what} is empty; give at least one token, such as the one that begins a text")
+    return tuple(ids)
+
+
+def _read_sources(
+    model: ModelOp, sources: Prompts | None, rows: int, tokenizer: Tokenizer | None
+) -> Sequence[tuple[int, ...] | None]:
+    if sources is None:
+        return [None] * rows
+    embed = cast(Trunk, model.spec.encoder).embed
+    if not isinstance(embed, Embed):
+        raise UsageError(f"the encoder reads {type(embed).__name__}, sources can only be token ids")
+    found = _read_ids(sources, "source", tokenizer, embed.vocab)
+    if len(found) != rows:
+        raise UsageError(f"{len(found)} sources for {rows} prompts: give one source a prompt")
+    limit, of = _limit(cast(TrunkOp, model.encoder), None)
+    for index, source in enumerate(found):
+        if limit is not None and len(source) > limit:
+            raise InputError(f"row {index}: the source of {len(source)} tokens is longer than {of}")
+    return found
+
+
+def _seeds(seed: int | Sequence[int] | None, rows: int, *, drawn: bool) -> Sequence[int | None]:
+    """One seed a row: those given; or one number, counted up from the first row on; or one that nobody knows."""
+    if seed is None:
+        seed = secrets.randbits(32)
+    seeds = [seed + row for row in range(rows)] if isinstance(seed, int) else list(seed)
+    if len(seeds) != rows:
+        raise UsageError(f"{len(seeds)} seeds for {rows} prompts: give one seed, or one a prompt")
+    bad = next((number for number in seeds if not (isinstance(number, int) and 0 <= number < 2**63)), None)
+    if bad is not None:
+        raise UsageError(f"a seed is a whole number from 0 to below 2^63, got {bad!r}")
+    return seeds if drawn else [None] * rows
