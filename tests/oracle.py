@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
-from transformers import GPT2Config, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as MODELS
 from transformers.models.auto.modeling_auto import MODEL_MAPPING as BASES
 
@@ -89,7 +89,12 @@ def saved(theirs: PreTrainedModel, folder: Path, **options: Any) -> Path:
 
 
 def check_parity(
-    theirs: PreTrainedModel, folder: Path, ids: Tensor, step: Step | None = None, real: Tensor | None = None, **inputs: Any
+    theirs: PreTrainedModel,
+    folder: Path,
+    ids: Tensor,
+    step: Step | None = None,
+    real: Tensor | None = None,
+    **inputs: Any,
 ) -> ModelOp:
     """Saves theirs, loads it, and compares logits, loss and the gradient of every parameter; returns ours.
 
@@ -151,3 +156,53 @@ def close(actual: Tensor, expected: Tensor, what: str = "") -> None:
 def _loss(logits: Tensor, ids: Tensor, real: Tensor) -> Tensor:
     counted = real[:, 1:] & real[:, :-1]
     return F.cross_entropy(logits[:, :-1][counted], ids[:, 1:][counted])
+
+
+def reopened(folder: Path) -> PreTrainedModel:
+    """Our export, read by transformers in fp64; it must miss nothing and find nothing left over."""
+    with raised(), warnings.catch_warnings(action="ignore"):
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float64, attn_implementation="eager", output_loading_info=True
+        )
+    assert not any(report.values()), report
+    return model.double().eval()
+
+
+PADDED = torch.tensor([[1] * 12, [0] * 4 + [1] * 8])  # left-padded, as transformers' attention_mask says it
+PACKED = torch.tensor([[1] * 5 + [2] * 4 + [3] * 3, [1] * 2 + [2] * 10])  # documents of packed rows
+
+
+def positions(segment: Tensor) -> Tensor:
+    """Each token's place in its document, 0 for padding: what transformers wants to be told."""
+    index = torch.arange(segment.shape[1])
+    return torch.stack([index - (row[None, :] == row[:, None]).int().argmax(1) for row in segment]) * (segment != 0)
+
+
+def check_geometry(family: type, folder: Path, **changes: Any) -> None:
+    """Left-padded and packed batches equal theirs with attention_mask and position_ids."""
+    ids = torch.randint(97, (2, 12), generator=torch.Generator().manual_seed(2))
+    theirs = oracle(family, **changes)
+    padded = {"attention_mask": PADDED, "position_ids": positions(PADDED)}
+    ours = check_parity(theirs, folder, ids, Step(segment=PADDED), PADDED.bool(), **padded)
+    same = PACKED[:, :, None] == PACKED[:, None, :]
+    seen = (same & torch.ones(12, 12, dtype=torch.bool).tril())[:, None]
+    hidden = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, -torch.inf)
+    packed = {"attention_mask": hidden, "position_ids": positions(PACKED)}
+    compare(theirs, ours, folder, ids, Step(segment=PACKED), **packed)
+
+
+def check_export(family: type, folder: Path, **changes: Any) -> None:
+    """Import → export → import is exact to the bit, and transformers reads the export as the same function."""
+    theirs = oracle(family, **changes)
+    first = sublayer.load(saved(theirs, folder / "theirs"), dtype=torch.float64)
+    sublayer.save(first, folder / "ours", layout="hf")
+    again = sublayer.load(folder / "ours", dtype=torch.float64)
+    assert again.spec == first.spec
+    for (name, one), (other_name, other) in zip(first.named_parameters(), again.named_parameters(), strict=True):
+        assert name == other_name
+        assert torch.equal(one, other), name
+    ids = torch.randint(97, (2, 12), generator=torch.Generator().manual_seed(3))
+    with raised():
+        logits = reopened(folder / "ours")(ids, use_cache=False).logits
+        expected = theirs(ids, use_cache=False).logits
+    close(logits, expected, "logits of the export")

@@ -156,7 +156,8 @@ def qwen2_from_hf(values: Mapping[str, Any]) -> Model:
     """The spec of a Qwen2ForCausalLM's config.json. Raises SpecError for what is not modelled."""
     config = Config(values)
     layers = config.layers("num_hidden_layers")
-    window = config.given("sliding_window", 4096) if config("use_sliding_window", False) else None
+    window = config.given("sliding_window", 4096)
+    window = window if config("use_sliding_window", False) else None  # published files name one that is not used
     full = config("max_window_layers", 28)  # the first layers attend fully
     kinds = config("layer_types", ["full_attention" if i < full else "sliding_attention" for i in range(layers)])
     if len(kinds) != layers or set(kinds) - {"sliding_attention", "full_attention"}:

@@ -1,4 +1,4 @@
-"""Saving a model as a folder of safetensors. Nothing already written is lost: files are written beside, then renamed."""
+"""Saving a model as a folder of safetensors. Nothing written is lost: files are written beside, then renamed."""
 
 from __future__ import annotations
 
