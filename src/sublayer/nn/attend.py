@@ -5,12 +5,13 @@ B batch, N query heads, K key/value heads, L query length, M key length, H head 
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from sublayer.errors import InputError, MaskError, nearest
 from sublayer.nn.mask import Mask
 from sublayer.nn.reference import KernelFunction, Options, reference
-from sublayer.nn.sdpa import sdpa
+from sublayer.nn.sdpa import linear, sdpa
 from sublayer.nn.tiled import tiled
 
 Kernel = Literal["auto", "reference", "sdpa", "tiled", "flex", "triton"]
@@ -55,18 +56,31 @@ def attend(
         out = q.new_zeros(*q.shape[:3], v.shape[3])
         return (out, q.new_zeros(*q.shape[:3], 0)) if weights else out
     options = Options(scale, bias, softcap, sink_logits, dropout, weights)
-    name = choose(q, k, v, mask, options) if kernel == "auto" else kernel
+    name = choose(q, k, mask, options) if kernel == "auto" else kernel
     if name not in KERNELS:
         raise MaskError(f"no attention kernel {name!r}{nearest(name, KERNELS)}")
     return KERNELS[name](q, k, v, mask, options)
 
 
-def choose(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> str:
-    """The kernel that "auto" picks."""
-    if options.weights or options.softcap is not None or options.sink_logits is not None:
-        return "reference"
-    return "sdpa"
+def choose(q: Tensor, k: Tensor, mask: Mask, options: Options) -> str:
+    """The kernel that "auto" picks, the fastest that was measured (docs/attention.md) of those without L × M tensors.
 
+    weights asked for: reference, which alone has them.
+    no softcap, no sinks: sdpa, as long as it needs no L × M tensor, or L · M is small.
+    the rest: tiled, or for small L · M reference, whose few large operations beat many small ones there.
+    Compiled, tiled is not to be had (it reads values to skip tiles): sdpa, or reference for softcap and sinks.
+    """
+    L, M = q.shape[2], k.shape[2]
+    if options.weights:
+        return "reference"
+    compiling = torch.compiler.is_compiling()
+    small = compiling or L * M <= SMALL
+    if options.softcap is not None or options.sink_logits is not None:
+        return "reference" if small else "tiled"
+    return "sdpa" if small or linear(mask, options, L, M) else "tiled"
+
+
+SMALL = 1024 * 1024  # cells of a score matrix that are not worth tiles: 4 MB a head in fp32
 
 KERNELS: dict[str, KernelFunction] = {"reference": reference, "sdpa": sdpa, "tiled": tiled}
 

@@ -11,32 +11,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sublayer.nn.mask import Mask, Span
+from sublayer.nn.mask import Mask, Span, visible
 from sublayer.nn.reference import Options, refuse
 
 FEW = 32  # up to so many queries against more keys, a mask of a few rows is cheaper than one call a row of the batch
+LEAST_BLOCK = 64  # queries of a block under a window; smaller ones leave the fused kernel nothing to fuse
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> Tensor:
-    """torch's scaled_dot_product_attention. Linear in memory but for what the last line of `_aligned` says.
+    """torch's scaled_dot_product_attention; `linear` says when its memory is linear in length.
 
-    Packed documents and padding are cut at documents, windows at blocks. Not for softcap, sinks or weights. With
-    dropout, or a bias that needs a gradient, torch falls back on its own L × M form.
+    Packed documents and padding are cut at documents, windows at blocks. Not for softcap, sinks or weights.
     """
     refuse("sdpa", options, "softcap", "sink_logits", "weights")
-    L, M = q.shape[2], k.shape[2]
-    if options.bias is not None or mask.allowed is not None:
-        return _masked(q, k, v, mask, options)
-    if mask.layout is None:
-        return _aligned(q, k, v, mask, options)
-    spans = None if L != M and L <= FEW else mask.layout.spans(L, M)
-    if spans is None or (mask.positional and not all(span.aligned for row in spans for span in row)):
-        return _masked(q, k, v, mask, options)
-    return _documents(q, k, v, mask, options, spans)
+    parts = None if options.bias is not None else _parts(mask, q.shape[2], k.shape[2])
+    return _masked(q, k, v, mask, options) if parts is None else _documents(q, k, v, parts, options)
+
+
+def linear(mask: Mask, options: Options, L: int, M: int) -> bool:
+    """Whether `sdpa` does without any tensor of L × M; reads the layout's values, so False for one when compiling."""
+    if options.dropout > 0 or options.bias is not None:
+        return False  # torch then falls back on its own form with all scores, or takes a bias as a mask
+    parts = _parts(mask, L, M)
+    return parts is not None and not any(part.needs_mask for row in parts for part in row)
 
 
 class Part(NamedTuple):
-    """A document with the mask inside it, positions counted from its own start."""
+    """A document, with what the mask means inside it: positions counted from its own first key."""
 
     span: Span
     causal: bool
@@ -44,20 +45,25 @@ class Part(NamedTuple):
     keep_first: int
     prefix: int | None
 
+    @property
+    def needs_mask(self) -> bool:
+        kept = self.keep_first > 0 and self.window is not None
+        return kept or (self.prefix is not None and self.window is not None)
 
-def _documents(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options, spans: tuple[tuple[Span, ...], ...]
-) -> Tensor:
-    """Each document attends alone. Cutting is `split` and `cat`: their gradients are one copy, however many pieces."""
-    prefixes = mask.prefix.tolist() if isinstance(mask.prefix, Tensor) else [mask.prefix]
-    rows = [
-        [_part(mask, span, prefixes[row % len(prefixes)]) for span in spans[row % len(spans)]]
-        for row in range(max(len(prefixes), len(spans)))
-    ]
-    if all(row == rows[0] for row in rows):
-        return _row(q, k, v, rows[0], options)
-    one = zip(q.split(1), k.split(1), v.split(1), rows, strict=True)
-    return torch.cat([_row(q1, k1, v1, row, options) for q1, k1, v1, row in one])
+
+def _parts(mask: Mask, L: int, M: int) -> list[list[Part]] | None:
+    """Each row's documents, one row standing for all; None where the mask must be a tensor."""
+    compiling = torch.compiler.is_compiling()
+    if mask.allowed is not None or (compiling and isinstance(mask.prefix, Tensor)):
+        return None
+    spans: tuple[tuple[Span, ...], ...] | None = ((Span(0, L, 0, M, 0, True),),)
+    if mask.layout is not None:
+        spans = None if L != M and L <= FEW else mask.layout.spans(L, M)
+    if spans is None or (mask.positional and not all(span.aligned for row in spans for span in row)):
+        return None
+    prefixes: list[int | None] = mask.prefix.tolist() if isinstance(mask.prefix, Tensor) else [mask.prefix]
+    rows = range(max(len(prefixes), len(spans)))
+    return [[_part(mask, span, prefixes[row % len(prefixes)]) for span in spans[row % len(spans)]] for row in rows]
 
 
 def _part(mask: Mask, span: Span, prefix: int | None) -> Part:
@@ -65,22 +71,39 @@ def _part(mask: Mask, span: Span, prefix: int | None) -> Part:
     return Part(span, mask.causal, mask.window, keep_first, None if prefix is None else max(0, prefix - span.k_place))
 
 
+def _documents(q: Tensor, k: Tensor, v: Tensor, rows: list[list[Part]], options: Options) -> Tensor:
+    """Each document attends alone. Cutting is `split` and `cat`: their gradients are one copy, however many pieces."""
+    if all(row == rows[0] for row in rows):
+        return _row(q, k, v, rows[0], options)
+    one = zip(q.split(1), k.split(1), v.split(1), rows, strict=True)
+    return torch.cat([_row(q1, k1, v1, row, options) for q1, k1, v1, row in one])
+
+
 def _row(q: Tensor, k: Tensor, v: Tensor, parts: Sequence[Part], options: Options) -> Tensor:
     """The documents of one geometry, in the order of their queries; zeros for queries of no document."""
+    if not parts:
+        return _nothing(q, k, v)
     queries = _cut(q, [(part.span.q_start, part.span.q_stop) for part in parts])
     keys = _cut(k, [(part.span.k_start, part.span.k_stop) for part in parts])
     values = _cut(v, [(part.span.k_start, part.span.k_stop) for part in parts])
     pieces: list[Tensor] = []
     stop = 0
-    for span, *inside in parts:
+    for span, causal, window, keep_first, prefix in parts:
         if span.q_start > stop:
             pieces.append(q.new_zeros(*q.shape[:2], span.q_start - stop, v.shape[3]))
         piece = queries[span.q_start], keys[span.k_start], values[span.k_start]
-        pieces.append(_aligned(*piece, Mask(*inside), options))
+        pieces.append(_aligned(*piece, Mask(causal, window, keep_first, prefix), options))
         stop = span.q_stop
     if stop < q.shape[2]:
         pieces.append(q.new_zeros(*q.shape[:2], q.shape[2] - stop, v.shape[3]))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
+
+
+def _nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Zeros, still joined to the graph, so that a batch of padding has gradients (of zero) and not none."""
+    everywhere = torch.ones((), dtype=torch.bool, device=q.device)
+    zero = sum(x[..., :1, :1].masked_fill(everywhere, 0).sum() for x in (q, k, v))
+    return zero + q.new_zeros(*q.shape[:3], v.shape[3])
 
 
 def _cut(x: Tensor, bounds: list[tuple[int, int]]) -> dict[int, Tensor]:
@@ -93,13 +116,94 @@ def _cut(x: Tensor, bounds: list[tuple[int, int]]) -> dict[int, Tensor]:
 def _aligned(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> Tensor:
     """One document, the last query at the last key."""
     L, M = q.shape[2], k.shape[2]
-    if not mask.positional:
+    if mask.causal and L > M:  # the first queries lie before the first key
+        return F.pad(_aligned(q[:, :, L - M :], k, v, mask, options), (0, 0, L - M, 0))
+    if mask.window is not None:
+        # a window no two positions of the document can leave is none
+        return (
+            _windowed(q, k, v, mask, options)
+            if mask.window < max(L, M)
+            else _aligned(q, k, v, Mask(mask.causal, prefix=mask.prefix), options)
+        )
+    if mask.prefix is not None:
+        return _prefixed(q, k, v, int(mask.prefix), options)
+    if not mask.causal or L == 1:
         return _fused(q, k, v, options)
-    if mask.causal and mask.window is None and L == M:
+    return _causal(q, k, v, options)
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
+    L, M = q.shape[2], k.shape[2]
+    if L == M:
         return _fused(q, k, v, options, causal=True)
-    if mask.causal and mask.window is None and L == 1:
-        return _fused(q, k, v, options)
-    return _masked(q, k, v, mask, options)
+    if 2 * L >= M:  # torch's own causal form starts at the first key: give it queries there too, and forget them
+        return _fused(F.pad(q, (0, 0, M - L, 0)), k, v, options, causal=True)[:, :, M - L :]
+    if torch.compiler.is_compiling() or options.dropout > 0:
+        return _masked(q, k, v, Mask(causal=True), options)
+    # The mask depends on the distance alone, so with the keys in reverse, cell (i, j) is entry i + j of one row of
+    # L + M - 1 numbers: a view of it stands for the whole mask.
+    row = q.new_zeros(L + M - 1)
+    row[: L - 1] = -torch.inf
+    return _fused(q, k.flip(2), v.flip(2), options, row.as_strided((L, M), (1, 1)))
+
+
+def _prefixed(q: Tensor, k: Tensor, v: Tensor, prefix: int, options: Options) -> Tensor:
+    """Queries inside the prefix see all of it and no more; those after it see what is causal."""
+    L, M = q.shape[2], k.shape[2]
+    prefix = min(prefix, M)
+    inside = min(max(0, prefix - (M - L)), L)
+    if inside == 0:
+        return _aligned(q, k, v, Mask(causal=True), options)
+    first = _fused(q[:, :, :inside], k[:, :, :prefix], v[:, :, :prefix], options)
+    if inside == L:
+        return first
+    return torch.cat([first, _aligned(q[:, :, inside:], k, v, Mask(causal=True), options)], dim=2)
+
+
+def _windowed(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> Tensor:
+    """Blocks of queries, each against the blocks of keys its window reaches, as one batch: time linear in length.
+
+    A block of half a window is best where it was measured: of the keys each block reads, two thirds are seen.
+    """
+    L, M = q.shape[2], k.shape[2]
+    assert mask.window is not None
+    if mask.keep_first or mask.prefix is not None:
+        return _masked(q, k, v, mask, options)
+    first = max(0, M - L - mask.window + 1)  # no query sees a key before
+    k, v, M = k[:, :, first:], v[:, :, first:], M - first
+    block = max(LEAST_BLOCK, (mask.window + 1) // 2)
+    reach = -((1 - mask.window) // block)  # blocks before its own that a block sees (and after it, unless causal)
+    after = 0 if mask.causal else reach
+    count = L // block - reach - after  # of blocks that have all their neighbours
+    if block < L < M:  # queries before the first one make it square; they are forgotten
+        return _windowed(F.pad(q, (0, 0, M - L, 0)), k, v, mask, options)[:, :, M - L :]
+    if L != M or count < 2:
+        return _masked(q, k, v, mask, options)
+
+    def around(x: Tensor) -> Tensor:
+        """[B, K, L, H] to [B · count, K, (reach + 1 + after) · block, H]."""
+        blocks = x[:, :, : (count + reach + after) * block].unflatten(2, (-1, block)).transpose(1, 2)
+        return torch.cat([blocks[:, i : i + count] for i in range(reach + 1 + after)], dim=3).flatten(0, 1)
+
+    start, stop = reach * block, (reach + count) * block
+    head, middle, tail = q.split([start, stop - start, L - stop], dim=2)
+    keys_of_head, keys_of_tail = start + after * block, stop - reach * block
+    pieces = [_band(head, k[:, :, :keys_of_head], v[:, :, :keys_of_head], 0, mask, options)]
+    folded = middle.unflatten(2, (count, block)).transpose(1, 2).flatten(0, 1)
+    out = _band(folded, around(k), around(v), start, mask, options)
+    pieces.append(out.unflatten(0, (-1, count)).transpose(1, 2).flatten(2, 3))
+    pieces.append(_band(tail, k[:, :, keys_of_tail:], v[:, :, keys_of_tail:], start, mask, options))
+    return torch.cat(pieces, dim=2)
+
+
+def _band(q: Tensor, k: Tensor, v: Tensor, offset: int, mask: Mask, options: Options) -> Tensor:
+    """A block whose first query has the position of key `offset`."""
+    if q.shape[2] == 0:
+        return q.new_zeros(*q.shape[:3], v.shape[3])
+    q_pos = torch.arange(offset, offset + q.shape[2], device=q.device)[:, None]
+    k_pos = torch.arange(k.shape[2], device=q.device)
+    seen = visible(mask, q_pos=q_pos, k_pos=k_pos, k_place=None, prefix=None, q_segment=None, k_segment=None)
+    return _fused(q, k, v, options, seen)
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> Tensor:
