@@ -1,7 +1,7 @@
 """The errors that Sublayer raises for a user's mistake: one line that says what, where and how to mend it."""
 
-from difflib import get_close_matches
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class SublayerError(Exception):

@@ -53,7 +53,7 @@ def command(
     typer.echo(f"  {rows} of {length:,} tokens  {readable_bytes(sizes.state_bytes(batch, length))}")
 
 
-def _find(name: str):  # noqa: ANN202 (typed where it is used)
+def _find(name: str):
     from ..errors import UsageError, nearest
     from ..recipes import from_hf, model, names_of_sizes
     from ..weights.load import read_json, read_spec

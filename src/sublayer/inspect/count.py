@@ -49,7 +49,7 @@ def cost(spec: Model, state_dtype: torch.dtype = torch.bfloat16) -> Cost:
 
 
 def _part(name: str, both: bool) -> str:
-    """decoder.blocks.3.attn.op.q.weight is "attn", or "decoder attn" beside an encoder; norms count with the sublayer."""
+    """decoder.blocks.3.attn.op.q.weight is "attn", or "decoder attn" beside an encoder; a sublayer's norms are its."""
     keys = name.split(".")
     if keys[0] == "head":
         return "head"

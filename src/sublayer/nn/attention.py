@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..errors import InputError
 from ..state import Leaf, PerMemory, PerToken, State
 from ..step import Shared, Step
-from .attend import attend
+from .attend import Kernel, attend
 from .initialise import Init
 from .mask import Mask
 from .op import Context, Op, Part
@@ -61,8 +61,9 @@ class Attention(Part):
     """Share of attention weights zeroed while training."""
 
     def check(self) -> None:
-        kv_heads = self.kv_heads or self.heads
+        kv_heads = self.heads if self.kv_heads is None else self.kv_heads
         self.require(self.heads > 0 and kv_heads > 0, "heads and kv_heads must be above 0")
+        self.require(self.head_size is None or self.head_size > 0, f"head_size must be above 0, got {self.head_size}")
         self.require(
             self.heads % kv_heads == 0,
             f"heads={self.heads} is not a multiple of kv_heads={kv_heads}: a key head serves equally many query heads",
@@ -70,6 +71,8 @@ class Attention(Part):
         self.require(
             self.window is None or self.window > 0, f"window={self.window} hides everything; use None for no window"
         )
+        self.require(self.keep_first >= 0, f"keep_first={self.keep_first}: give the number of first keys to keep, or 0")
+        self.require(self.softcap is None or self.softcap > 0, f"softcap must be above 0, got {self.softcap}")
         self.require(not (self.cross and self.window), "cross-attention has no window: memory has no query position")
         self.require(0 <= self.dropout < 1, f"dropout is a share from 0 to below 1, got {self.dropout}")
 
@@ -89,7 +92,7 @@ class AttentionOp(Op):
             f"heads={spec.heads} do not divide the width {dim}: choose a divisor, or give head_size",
         )
         self.spec = spec
-        self.kernel = "auto"  # how attend computes; a pass over the built model may change it
+        self.kernel: Kernel = "auto"  # how attend computes; a pass over the built model may change it
         self.head_size = spec.head_size or dim // spec.heads
         self.scale = spec.scale if spec.scale is not None else self.head_size**-0.5
         kv_heads = spec.kv_heads or spec.heads
@@ -132,7 +135,7 @@ class AttentionOp(Op):
             relative = self.shaw.key_bias(q, q_pos, k_pos) * self.scale
             bias = relative if bias is None else bias + relative
         weights = self.shaw is not None and self.shaw.value is not None
-        y = attend(
+        result = attend(
             q, k, v, mask,
             scale=self.scale,
             bias=bias,
@@ -142,9 +145,12 @@ class AttentionOp(Op):
             weights=weights,
             kernel=self.kernel,
         )  # fmt: skip
-        if weights and self.shaw is not None:
-            y, shares = y
+        if isinstance(result, tuple):
+            assert self.shaw is not None
+            y, shares = result
             y = y + self.shaw.value_term(shares, *_positions(mask, q.shape[2], k.shape[2], q.device))
+        else:
+            y = result
         return self.out(y.transpose(1, 2).flatten(2))
 
     def _split(self, projection: Projection, x: Tensor, norm: nn.Module | None = None) -> Tensor:

@@ -6,6 +6,7 @@ Every recipe names an Init; an op adds only what is its own (`Op.initialise`), s
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, Literal, cast
 
 import torch
@@ -30,6 +31,8 @@ class Init(Spec):
 
     def check(self) -> None:
         self.require(self.std == "fan_in" or self.std > 0, f"std must be above 0, got {self.std}")
+        for name, std in (("embedding", self.embedding), ("position", self.position)):
+            self.require(std is None or std > 0, f"{name} must be above 0, got {std}")
 
     @property
     def table(self) -> float:
@@ -55,10 +58,12 @@ def initialise(model: nn.Module, init: Init, seed: int) -> None:
     Matrices and tables are set here, everything else by its module's own `initialise(generator, init)`. Raises
     SpecError for a parameter that nothing sets: it is never left uninitialised.
     """
+    for parameter in model.parameters():
+        parameter.view(-1)[:1] = math.nan  # a mark that whoever sets the parameter overwrites
     generator = torch.Generator().manual_seed(seed)
     writers = {id(getattr(op, name)) for op in model.modules() for name in getattr(op, "residual_outputs", ())}
     depth = math.sqrt(len(writers)) if init.residual == "depth" and writers else 1.0
-    for name, module in model.named_modules():
+    for name, module in cast("Iterable[tuple[str, nn.Module]]", model.named_modules()):
         if isinstance(module, nn.Linear):
             normal(module.weight, init.matrix(module.in_features) / (depth if id(module) in writers else 1), generator)
             if module.bias is not None:  # pyright: ignore[reportUnnecessaryComparison]
@@ -67,5 +72,7 @@ def initialise(model: nn.Module, init: Init, seed: int) -> None:
             normal(module.weight, init.table, generator)
         elif hasattr(module, "initialise"):
             cast(Any, module).initialise(generator, init)
-        elif list(module.parameters(recurse=False)):
-            raise SpecError(f"{name}: nothing says how the parameters of {type(module).__name__} begin")
+    for name, parameter in model.named_parameters():
+        if parameter.numel() and bool(parameter.view(-1)[0].isnan()):
+            owner = model.get_submodule(name.rpartition(".")[0])
+            raise SpecError(f"{name}: nothing says how this parameter of {type(owner).__name__} begins")

@@ -16,4 +16,4 @@ class Projection(nn.Linear):
 
 def table(rows: int, dim: int) -> nn.Embedding:
     """A table of vectors, looked up by id."""
-    return nn.Embedding.from_pretrained(torch.empty(rows, dim), freeze=False)
+    return nn.Embedding(rows, dim, _weight=torch.empty(rows, dim))

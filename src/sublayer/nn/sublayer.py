@@ -5,7 +5,6 @@ B batch, L new tokens, M keys, D model width, N heads, V vocabulary. Modules pas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -25,6 +24,7 @@ from .rope import Rope
 
 if TYPE_CHECKING:
     from ..decoding.generate import Generated
+    from ..decoding.request import Prompts
 
 
 class Sublayer(Part):
@@ -93,7 +93,8 @@ class SublayerOp(nn.Module):
         inner = x if self.pre is None else self.pre(x, step)
         y, extras = _with_extras(self.op(inner, step, scoped(state, "op")))
         if isinstance(y, dict):
-            return {name: self._finish(leaf, step) for name, leaf in y.items()}, extras
+            leaves = cast("dict[str, Tensor]", y)
+            return {name: self._finish(leaf, step) for name, leaf in leaves.items()}, extras
         return self._finish(y, step), extras
 
     def _finish(self, y: Tensor, step: Step) -> Tensor:
@@ -195,7 +196,7 @@ class TrunkOp(nn.Module):
         self.rotary = cast("list[tuple[Rope, int]]", context.rotary)
 
     def forward(self, inputs: Any, step: Step, state: State | None = None) -> tuple[Tree, Step, Extras]:
-        if isinstance(inputs, Tensor):
+        if isinstance(inputs, Tensor) and not inputs.is_floating_point():  # ids; images and frames are no tokens yet
             step = self._locate(step, inputs, state)
         x, step = self.embed(inputs, step)
         stream = next(iter(cast("dict[str, Tensor]", x).values())) if isinstance(x, dict) else cast(Tensor, x)
@@ -209,7 +210,7 @@ class TrunkOp(nn.Module):
             extras = _sum(extras, more)
         if self.norm is not None:
             x = self.norm(x, step)
-        return x, step, extras
+        return cast(Tree, x), step, extras
 
     def _locate(self, step: Step, tokens: Tensor, state: State | None) -> Step:
         """Positions, documents and cells of the new tokens, before the front end reads positions."""
@@ -378,13 +379,15 @@ class ModelOp(nn.Module):
         documents are Step.memory_segment. Returns (result, extras) where an op has auxiliary losses.
         Raises InputError for ids or positions outside the tables, StateError for what the state cannot hold.
         """
-        step = step if step is not None else Step()
+        if step is None:
+            step = Step()
         if source is not None:
             _, step = self.encode(source, step)
         trunk = self.decoder if self.decoder is not None else cast(TrunkOp, self.encoder)
-        x, step, extras = trunk(inputs, step, scoped(state, "decoder" if self.decoder is not None else "encoder"))
-        if state is not None and step.shared is not None and step.shared.place is not None:
-            state.advance(step.shared.place)
+        scope = scoped(state, "decoder" if self.decoder is not None else "encoder")
+        x, done, extras = cast("tuple[Tree, Step, Extras]", trunk(inputs, step, scope))
+        if state is not None and done.shared is not None and done.shared.place is not None:
+            state.advance(done.shared.place)
         if output == "logits" and self.head is not None:
             x = self.head(x, self._table())
         return (x, extras) if extras else x
@@ -392,17 +395,19 @@ class ModelOp(nn.Module):
     def encode(self, source: Any, step: Step | None = None) -> tuple[Tensor, Step]:
         """The encoder's output [B, M, D] for `source`, and `step` with it as memory.
 
-        Documents and padding of the source are Step.memory_segment. Raises InputError for a model without an encoder.
+        Documents and padding of the source are Step.memory_segment. What the encoder's front end leaves in
+        Step.condition (the last state of a recurrence) the decoder finds there.
+        Raises InputError for a model without an encoder.
         """
         if self.encoder is None:
             raise InputError("the model has no encoder: leave source out")
         step = step if step is not None else Step()
         inner = Step(segment=step.memory_segment, slots=step.slots, condition=step.condition)
         memory, inner, _ = self.encoder(source, inner, None)
-        return memory, step.replace(memory=memory, memory_segment=inner.segment)
+        return memory, step.replace(memory=memory, memory_segment=inner.segment, condition=inner.condition)
 
-    def generate(self, prompts: Sequence[Sequence[int]] | Sequence[int], **options: Any) -> list[Generated]:
-        """Continues prompts (lists of ids); see sublayer.decoding.generate.generate for the options."""
+    def generate(self, prompts: Prompts, **options: Any) -> list[Generated]:
+        """Continues prompts (ids, or text with tokenizer=…); see sublayer.decoding.generate for the options."""
         from ..decoding.generate import generate
 
         return generate(self, prompts, **options)

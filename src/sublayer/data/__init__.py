@@ -1,0 +1,1 @@
+"""Text corpora and packed windows of tokens."""

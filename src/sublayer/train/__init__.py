@@ -1,0 +1,1 @@
+"""Training: one plain loop over packed windows."""
