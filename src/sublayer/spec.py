@@ -10,10 +10,11 @@ import math
 import pkgutil
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from importlib import import_module
 from itertools import groupby
+from reprlib import Repr
 from typing import (
     Any,
     ClassVar,
@@ -32,15 +33,18 @@ from .errors import SpecError, nearest
 
 T = TypeVar("T")
 TAG = "spec"  # the JSON key that names a spec's class
+MAX_DEPTH = 64  # of JSON; the parts have a dozen levels
+MAX_PARTS = 100_000  # specs and list elements of JSON, repeats counted out: ten times the deepest published models
 
 
 @dataclass_transform(frozen_default=True)
 class Spec:
     """Base of every spec: `class Norm(Spec): eps: float = 1e-5` is a frozen, validated dataclass.
 
-    Fields take positional or keyword arguments. A wrong type, an unknown key or a combination that `check` refuses
-    raises SpecError in one line. Lists become tuples and ints in float fields become floats, so that equal specs
-    compare, hash and print alike. Class names are the tags of the JSON form and therefore unique.
+    Fields take positional or keyword arguments. A wrong type or a combination that `check` refuses raises SpecError in
+    one line, and so does an unknown key in JSON, `replace` or `override`. Lists become tuples and ints in float fields
+    become floats, so that equal specs compare, hash and print alike. Class names are the tags of the JSON form and
+    therefore unique.
     """
 
     _tags: ClassVar[dict[str, type[Spec]]] = {}
@@ -56,7 +60,7 @@ class Spec:
         for name, hint in _hints(type(self)).items():
             value = _coerce(getattr(self, name), hint)
             if not _matches(value, hint):
-                raise SpecError(f"{type(self).__name__}.{name}: expected {_say(hint)}, got {value!r}")
+                raise SpecError(f"{type(self).__name__}.{name}: expected {_say(hint)}, got {_say_value(value)}")
             object.__setattr__(self, name, value)
         self.check()
 
@@ -82,7 +86,7 @@ class Spec:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The spec that `to_json` wrote. Raises SpecError naming the path of an unknown or wrong key."""
-        spec = _decode(data, "")
+        spec = _decode(data)
         if not isinstance(spec, cls):
             raise SpecError(f"expected a {cls.__name__}, found {_say_value(data)}")
         return spec
@@ -127,11 +131,23 @@ def _hints(cls: type[Spec]) -> dict[str, Any]:
 
 
 def _coerce(value: Any, hint: Any) -> Any:
-    if isinstance(value, list):
-        value = tuple(cast("list[Any]", value))
-    if type(value) is int and not _matches(value, hint) and _matches(float(value), hint):
-        return float(value)
+    """Lists as tuples, and whole numbers as floats where only a float is expected."""
+    if isinstance(value, list | tuple):
+        items = cast("list[Any] | tuple[Any, ...]", value)
+        args = next((get_args(option) for option in _options(hint) if get_origin(option) is tuple), ())
+        each = args[:1] * len(items) if args[1:] == (...,) else args
+        return tuple(map(_coerce, items, each)) if len(each) == len(items) else tuple(items)
+    if type(value) is int and not _matches(value, hint):
+        try:
+            wide = float(value)
+        except OverflowError:
+            return value
+        return wide if _matches(wide, hint) else value
     return value
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def _matches(value: Any, hint: Any) -> bool:
@@ -139,7 +155,7 @@ def _matches(value: Any, hint: Any) -> bool:
     if hint is Any:
         return True
     if origin in (Union, types.UnionType):
-        return any(_matches(value, arg) for arg in args)
+        return any(_matches(value, option) for option in args)
     if origin is Literal:
         return any(type(value) is type(arg) and value == arg for arg in args)
     if origin is tuple:
@@ -152,7 +168,7 @@ def _matches(value: Any, hint: Any) -> bool:
     if hint is float:
         return type(value) is float and math.isfinite(value)
     if hint in (int, bool, str, types.NoneType):
-        return type(value) is (types.NoneType if hint is None else hint)
+        return type(value) is hint
     return isinstance(value, hint)
 
 
@@ -167,8 +183,11 @@ def _say(hint: Any) -> str:
 def _say_value(value: Any) -> str:
     if isinstance(value, Mapping) and TAG in value:
         return f"a {value[TAG]}"
-    text = repr(cast(Any, value))
-    return text if len(text) <= 60 else text[:57] + "…"
+    return _SHORT.repr(cast(Any, value))
+
+
+_SHORT = Repr()  # bounded in depth too: repr itself would recurse into hostile JSON
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 60, 60
 
 
 def _encode(value: Any) -> Any:
@@ -177,30 +196,38 @@ def _encode(value: Any) -> Any:
     if not isinstance(value, tuple):
         return value
     items: list[Any] = []
-    for item, run in groupby(cast("tuple[Any, ...]", value)):
-        count = len(list(run))
-        if isinstance(item, Spec) and count > 1:
-            items.append({"repeat": count, "of": item.to_json()})
-        else:
-            items += [_encode(item)] * count
+    for item, run in groupby(cast("tuple[Any, ...]", value), lambda item: item if isinstance(item, Spec) else object()):
+        same = list(run)
+        one = _encode(same[0])
+        items.append({"repeat": len(same), "of": one} if isinstance(item, Spec) and len(same) > 1 else one)
     return items
 
 
-def _decode(data: Any, path: str) -> Any:
+def _decode(data: Any, path: str = "") -> Any:
+    return _sized(data, path, 0)[0]
+
+
+def _sized(data: Any, path: str, depth: int) -> tuple[Any, int]:
+    """What JSON stands for, and of how many parts it is: bounded, since a few repeats in each other make billions."""
+    if depth > MAX_DEPTH:
+        raise SpecError(f"{path[:60]}…: nested deeper than {MAX_DEPTH} levels")
     if isinstance(data, list):
         items: list[Any] = []
+        size = 0
         for item in cast("list[Any]", data):
-            here = f"{path}.{len(items)}".lstrip(".")
+            here, count, one = _join(path, len(items)), 1, item
             if isinstance(item, Mapping) and set(cast("Mapping[str, Any]", item)) == {"repeat", "of"}:
-                count = cast(Any, item)["repeat"]
-                if type(count) is not int or not 1 <= count <= 10_000:
-                    raise SpecError(f"{here}.repeat: expected a count from 1 to 10000, got {count!r}")
-                items += [_decode(cast(Any, item)["of"], here)] * count
-            else:
-                items.append(_decode(item, here))
-        return tuple(items)
+                count, one = cast(Any, item)["repeat"], cast(Any, item)["of"]
+                if type(count) is not int or not 1 <= count <= MAX_PARTS:
+                    raise SpecError(f"{here}.repeat: expected a count from 1 to {MAX_PARTS}, got {_say_value(count)}")
+            value, parts = _sized(one, here, depth + 1)
+            size += count * max(1, parts)
+            if size > MAX_PARTS:
+                raise SpecError(f"{here}: more than {MAX_PARTS} parts")
+            items += [value] * count
+        return tuple(items), size
     if not isinstance(data, Mapping):
-        return data
+        return data, 0
     values = dict(cast("Mapping[str, Any]", data))
     tag = values.pop(TAG, None)
     at = f"{path}: " if path else ""
@@ -208,13 +235,21 @@ def _decode(data: Any, path: str) -> Any:
         raise SpecError(f"{at}a spec needs the key {TAG!r} naming its class, found {_say_value(data)}")
     cls = _by_tag(tag)
     if cls is None:
-        raise SpecError(f"{at}unknown spec {tag!r}{nearest(tag, Spec._tags)}")  # pyright: ignore[reportPrivateUsage]
+        raise SpecError(f"{at}unknown spec {_say_value(tag)}{nearest(tag, Spec._tags)}")  # pyright: ignore[reportPrivateUsage]
     hints = _hints(cls)
-    for key in values:
-        if key not in hints:
-            raise SpecError(f"{f'{path}.{key}'.lstrip('.')}: unknown key of {tag}{nearest(key, hints)}")
-    built = {key: _decode(value, f"{path}.{key}".lstrip(".")) for key, value in values.items()}
-    return _at(path, lambda: cls(**built))
+    unknown = next((key for key in values if key not in hints), None)
+    if unknown is not None:
+        raise SpecError(f"{_join(path, unknown)}: unknown key of {tag}{nearest(unknown, hints)}")
+    missing = [field.name for field in fields(cast(Any, cls)) if field.default is MISSING and field.name not in values]
+    if missing:
+        raise SpecError(f"{_join(path, missing[0])}: {tag} needs this key")
+    built = {key: _sized(value, _join(path, key), depth + 1) for key, value in values.items()}
+    spec = _at(path, lambda: cls(**{key: value for key, (value, _) in built.items()}))
+    return spec, 1 + sum(parts for _, parts in built.values())
+
+
+def _join(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
 
 
 def _by_tag(tag: str) -> type[Spec] | None:
@@ -233,8 +268,6 @@ def _at(path: str, make: Callable[[], T]) -> T:
         return make()
     except SpecError as error:
         raise SpecError(f"{path}: {error}" if path else str(error)) from None
-    except TypeError as error:  # a required field left out
-        raise SpecError(f"{path}: {error}".removeprefix(": ")) from None
 
 
 def _read_value(text: str, path: str) -> Any:
@@ -242,6 +275,8 @@ def _read_value(text: str, path: str) -> Any:
         value = json.loads(text)
     except ValueError:
         return text
+    except RecursionError:
+        raise SpecError(f"{path}: nested deeper than {MAX_DEPTH} levels") from None
     return _decode(value, path)
 
 

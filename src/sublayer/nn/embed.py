@@ -34,6 +34,7 @@ class Embed(Part):
 
     def check(self) -> None:
         self.require(self.vocab > 0, f"vocab must be above 0, got {self.vocab}")
+        self.require(self.types >= 0, f"types must not be below 0, got {self.types}")
         self.require(0 <= self.dropout < 1, f"dropout is a share from 0 to below 1, got {self.dropout}")
 
     def build(self, dim: int, context: Context) -> EmbedOp:

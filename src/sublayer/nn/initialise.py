@@ -6,7 +6,6 @@ Every recipe names an Init; an op adds only what is its own (`Op.initialise`), s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any, Literal, cast
 
 import torch
@@ -63,7 +62,7 @@ def initialise(model: nn.Module, init: Init, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     writers = {id(getattr(op, name)) for op in model.modules() for name in getattr(op, "residual_outputs", ())}
     depth = math.sqrt(len(writers)) if init.residual == "depth" and writers else 1.0
-    for name, module in cast("Iterable[tuple[str, nn.Module]]", model.named_modules()):
+    for module in model.modules():
         if isinstance(module, nn.Linear):
             normal(module.weight, init.matrix(module.in_features) / (depth if id(module) in writers else 1), generator)
             if module.bias is not None:  # pyright: ignore[reportUnnecessaryComparison]

@@ -140,7 +140,7 @@ def _files(folder: Path) -> list[Path]:
     whole = folder / "model.safetensors"
     if whole.exists():
         return [whole]
-    pickled = next((p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt")), None)
+    pickled = next((p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl")), None)
     if pickled is not None:
         raise WeightsError(f"{folder / pickled}: pickled weights can run code and are not read; convert to safetensors")
     raise WeightsError(f"{folder}: no model.safetensors and no model.safetensors.index.json")
