@@ -1,8 +1,8 @@
 """Generation from a model: sampling, beam search, streaming."""
 
 from .beam import Hypothesis
-from .generate import Event, Generated, generate, stream
+from .generate import Event, Generated, Stream, generate, stream
 from .request import Options
 from .sample import Sampling, sample
 
-__all__ = ["Event", "Generated", "Hypothesis", "Options", "Sampling", "generate", "sample", "stream"]
+__all__ = ["Event", "Generated", "Hypothesis", "Options", "Sampling", "Stream", "generate", "sample", "stream"]

@@ -6,7 +6,7 @@ B rows that decode together, V vocabulary.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -54,7 +54,8 @@ class Generated:
     """What was generated; the last one is the stop token, if one ended the row."""
     text: str | None
     """What the ids read as, cut before a stop token or string; None without a tokenizer."""
-    finish: Finish
+    finish: Finish | None
+    """None only in what an unfinished Stream has so far."""
     seed: int | None
     """With it, the row alone gives the same ids again; None where nothing was drawn."""
     logprobs: tuple[float, ...] | None
@@ -85,11 +86,10 @@ def generate(
     Raises UsageError for options that cannot be meant, InputError naming the row for a prompt that the model cannot
     take, SublayerError for logits that are NaN.
     """
-    read, rows = _read(model, prompts, tokenizer, sources, seed, options)
-    events: list[list[Event]] = [[] for _ in rows]
-    for event in _run(model, rows, read, tokenizer):
-        events[event.row].append(event)
-    return [_joined(row, parts, read, tokenizer) for row, parts in zip(rows, events, strict=True)]
+    events = stream(model, prompts, tokenizer=tokenizer, sources=sources, seed=seed, **options)
+    for _ in events:
+        pass
+    return events.generated()
 
 
 def stream(
@@ -100,31 +100,41 @@ def stream(
     sources: Prompts | None = None,
     seed: int | Sequence[int] | None = None,
     **options: Any,
-) -> Iterator[Event]:
-    """As `generate`, token by token; mistakes are raised at once. A beam search gives one event a row.
+) -> Stream:
+    """As `generate`, token by token; a request that cannot be meant is refused here, not at the first token.
 
-    Closing the iterator early frees the decoding state. Until it is exhausted or closed the model is in evaluation
-    mode.
+    A beam search gives one event a row.
     """
-    read, rows = _read(model, prompts, tokenizer, sources, seed, options)
-    return _run(model, rows, read, tokenizer)
+    read = read_options(options)
+    if read.stop_ids is None:
+        read = read.replace(stop_ids=tokenizer.eos if tokenizer is not None else ())
+    return Stream(model, read_rows(model, prompts, sources, seed, tokenizer, read), read, tokenizer)
 
 
-def _read(
-    model: ModelOp,
-    prompts: Prompts,
-    tokenizer: Tokenizer | None,
-    sources: Prompts | None,
-    seed: int | Sequence[int] | None,
-    given: dict[str, Any],
-) -> tuple[Options, list[Row]]:
-    options = read_options(given)
-    if options.stop_ids is None:
-        options = options.replace(stop_ids=tokenizer.eos if tokenizer is not None else ())
-    return options, read_rows(model, prompts, sources, seed, tokenizer, options)
+class Stream(Iterator[Event]):
+    """The events of all rows, as they come. While it is being read, the model is in evaluation mode."""
+
+    def __init__(self, model: ModelOp, rows: list[Row], options: Options, tokenizer: Tokenizer | None) -> None:
+        self._rows, self._options, self._tokenizer = rows, options, tokenizer
+        self._events: list[list[Event]] = [[] for _ in rows]
+        self._run = _run(model, rows, options, tokenizer)
+
+    def __next__(self) -> Event:
+        event = next(self._run)
+        self._events[event.row].append(event)
+        return event
+
+    def close(self) -> None:
+        """Ends all rows: the decoding state is freed, and the model is in its former mode again."""
+        self._run.close()
+
+    def generated(self) -> list[Generated]:
+        """One Generated a prompt, of what has come so far."""
+        rows = zip(self._rows, self._events, strict=True)
+        return [_joined(row, events, self._options, self._tokenizer) for row, events in rows]
 
 
-def _run(model: ModelOp, rows: list[Row], options: Options, tokenizer: Tokenizer | None) -> Iterator[Event]:
+def _run(model: ModelOp, rows: list[Row], options: Options, tokenizer: Tokenizer | None) -> Generator[Event]:
     one_by_one = options.beams > 1
     count = options.beams if one_by_one else min(len(rows), options.slots or 8)
     length = max(len(row.prompt) + row.room - 1 for row in rows)
@@ -240,17 +250,15 @@ def _logprobs(
 
 def _joined(row: Row, events: list[Event], options: Options, tokenizer: Tokenizer | None) -> Generated:
     wanted = options.logprobs is not None
-    finish = events[-1].finish
-    assert finish is not None
     return Generated(
         prompt=row.prompt,
         ids=tuple(token for event in events for token in event.ids),
         text="".join(event.text for event in events) if tokenizer is not None else None,
-        finish=finish,
+        finish=events[-1].finish if events else None,
         seed=row.seed,
         logprobs=tuple(value for event in events for value in event.logprobs) if wanted else None,
         top_logprobs=tuple(top for event in events for top in event.top_logprobs) if wanted else None,
-        beams=events[-1].beams,
+        beams=events[-1].beams if events else (),
     )
 
 

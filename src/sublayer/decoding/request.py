@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, cast
 
@@ -145,7 +145,7 @@ def _limit(trunk: TrunkOp, length: int | None) -> tuple[int | None, str]:
 def _read_ids(given: Prompts, what: str, tokenizer: Tokenizer | None, vocab: int) -> list[tuple[int, ...]]:
     if isinstance(given, Tensor):
         given = cast("list[int] | list[list[int]]", given.tolist())
-    if isinstance(given, str) or (len(given) > 0 and not isinstance(given[0], str | Sequence | Tensor)):
+    if isinstance(given, str) or (len(given) > 0 and not isinstance(given[0], Sized)):
         given = cast("Sequence[str] | Sequence[Sequence[int]]", [given])
     if not len(given):
         raise UsageError(f"no {what}s: give at least one")
