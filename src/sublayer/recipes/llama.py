@@ -55,8 +55,9 @@ def llama(
 
     def block(window: int | None) -> Block:
         attention = Attention(
-            heads, kv_heads, head_size, window=window, position=rope, bias=qkv_bias, out_bias=out_bias, dropout=dropout
-        )
+            heads, kv_heads, head_size, window=window, position=rope, bias=qkv_bias,
+            out_bias=None if out_bias == qkv_bias else out_bias, dropout=dropout,
+        )  # fmt: skip
         return Block((pre_norm("attn", attention, norm), pre_norm("ffn", ffn, norm)))
 
     blocks = repeat(block(windows[0]), layers) if len(set(windows)) == 1 else tuple(map(block, windows))
@@ -186,7 +187,7 @@ def to_hf(model: Model) -> dict[str, Any]:
         "tie_word_embeddings": model.tied,
         **rope_to_hf(attention.position, head_size),
     }
-    if attention.bias and not attention.out_bias:
+    if attention.bias and attention.out_bias is False:
         sliding = {
             "use_sliding_window": True,
             "sliding_window": max(filter(None, windows), default=None),
