@@ -233,8 +233,6 @@ class TrunkOp(nn.Module):
             document = document.expand(batch, length)
             pos = first + torch.arange(length, device=tokens.device)[None]
         pos = step.pos if step.pos is not None else pos
-        if state is not None and place is not None:
-            state.note(place, pos.expand(batch, length), document)
         return step.replace(pos=pos, shared=Shared(place=place, starts=starts, document=document))
 
     def _share(self, step: Step, x: Tensor, state: State | None) -> Step:
@@ -244,6 +242,7 @@ class TrunkOp(nn.Module):
         pos = step.pos if step.pos is not None else torch.arange(x.shape[1], device=x.device)[None]
         k_pos, k_document, layout = pos, document, None
         if state is not None and place is not None and document is not None:
+            state.note(place, pos.expand(x.shape[:2]), document)  # not before the front end has taken the inputs
             k_pos, k_document = state.keys(place)
             clean = not torch.compiler.is_compiling() and int(document.max()) <= 1  # hidden cells are empty ones
             layout = Layout(pos.expand(x.shape[:2]), k_pos, document, k_document, clean=clean)
