@@ -1,5 +1,7 @@
 """Masks as data: what each field means (against plain loops), what `&` means, what is computed once."""
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -208,6 +210,22 @@ def test_prefixes_of_two_calls_are_told_apart():
     for value in range(5):  # a memo keyed by identity must keep what it is keyed by alive
         mask = Mask(prefix=torch.full((2,), value), layout=layout)
         torch.testing.assert_close(mask.materialise(8, 8, "cpu").expand(2, 4, 8, 8), by_loops(mask, 8, 8))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("fields", FIELDS)
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_tiles_say_some_and_all_on_the_safe_side(size, fields, layout):
+    mask = Mask(**FIELDS[fields], layout=LAYOUTS[layout])
+    visible = mask.materialise(8, 8, "cpu")
+    visible = torch.ones(2, 1, 8, 8, dtype=torch.bool) if visible is None else visible.expand(2, -1, 8, 8)
+    some, whole = (x.expand(2, -1, -1) for x in mask.tiles(8, 8, size, "cpu"))
+    for i, j in product(range(-(-8 // size)), repeat=2):
+        cells = visible[:, :, i * size : (i + 1) * size, j * size : (j + 1) * size].flatten(1)
+        assert (some[:, i, j] | ~cells.any(1)).all()
+        assert (~whole[:, i, j] | cells.all(1)).all()
+        if size == 1 and mask.allowed is None:  # a tile of one cell leaves nothing to doubt
+            torch.testing.assert_close(some[:, i, j], cells.any(1))
 
 
 def test_nothing_hidden_is_no_mask():

@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sublayer.errors import InputError, MaskError, nearest
-from sublayer.nn.mask import Mask
-from sublayer.nn.reference import KernelFunction, Options, reference
-from sublayer.nn.sdpa import linear, sdpa
-from sublayer.nn.tiled import tiled
+from ..errors import InputError, MaskError, nearest
+from .mask import Mask
+from .reference import KernelFunction, Options, reference
+from .sdpa import linear, sdpa
+from .tiled import tiled
 
 Kernel = Literal["auto", "reference", "sdpa", "tiled", "flex", "triton"]
 
@@ -82,7 +82,15 @@ def choose(q: Tensor, k: Tensor, mask: Mask, options: Options) -> str:
 
 SMALL = 1024 * 1024  # cells of a score matrix that are not worth tiles: 4 MB a head in fp32
 
-KERNELS: dict[str, KernelFunction] = {"reference": reference, "sdpa": sdpa, "tiled": tiled}
+
+def flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> Tensor | tuple[Tensor, Tensor]:
+    """torch's flex_attention; imported when asked for, since it brings in the compiler."""
+    from . import flex as module
+
+    return module.flex(q, k, v, mask, options)
+
+
+KERNELS: dict[str, KernelFunction] = {"reference": reference, "sdpa": sdpa, "tiled": tiled, "flex": flex}
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, sink_logits: Tensor | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from sublayer.errors import MaskError
+from ..errors import MaskError
 
 Made = TypeVar("Made")
 
@@ -24,6 +24,10 @@ class Span(NamedTuple):
     k_stop: int
     k_place: int  # the position, counted as `prefix` and `keep_first` count it, of the document's first key
     aligned: bool  # the last query has the position of the last key, as a call without a layout takes it
+
+
+def _nothing() -> dict[Any, Any]:
+    return {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +47,7 @@ class Layout:
     q_segment: Tensor | None = None
     k_segment: Tensor | None = None
     clean: bool = False
-    memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+    memo: dict[Any, Any] = field(default_factory=_nothing, init=False, repr=False)
 
     def positions(self, L: int, M: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Positions of queries [B|1, L] and keys [B|1, M]; differences inside one document are what counts."""
@@ -138,7 +142,7 @@ class Mask:
             window=window,
             keep_first=keep_first,
             prefix=None if causal else _shorter(self.prefix, other.prefix),
-            allowed=_both(self.allowed, other.allowed),
+            allowed=both(self.allowed, other.allowed),
             layout=self.layout if self.layout is not None else other.layout,
         )
 
@@ -156,6 +160,43 @@ class Mask:
         key = ("cells", self.causal, self.window, self.keep_first, prefix, id(self.allowed), L, M, device)
         kept = self.layout.remembered(key, lambda: (self.prefix, self.allowed, self._cells(L, M, device)))
         return kept[2]
+
+    def tiles(self, L: int, M: int, size: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
+        """For tiles of `size` queries by `size` keys, [B|1, rows, columns] bool: may a cell be visible; are all.
+
+        Decided from the least and greatest position, place and document number of each run, in memory linear in
+        length: the first may be too generous and the second too strict, and neither the other way.
+        """
+        layout, device = self.layout if self.layout is not None else Layout(), torch.device(device)
+        q_pos, k_pos = layout.positions(L, M, device)
+        q_low, q_high = (x[:, :, None] for x in _bounds(q_pos, size))
+        k_low, k_high = (x[:, None, :] for x in _bounds(k_pos, size))
+        place_low, place_high = (x[:, None, :] for x in _bounds(layout.places(M, device), size))
+        nearest, farthest = q_low - k_high, q_high - k_low  # of q_pos - k_pos
+        some = torch.ones_like(nearest, dtype=torch.bool)
+        whole = torch.full_like(some, self.allowed is None)
+        if self.causal:
+            some, whole = some & (farthest >= 0), whole & (nearest >= 0)
+        if self.prefix is not None:
+            prefix = self.prefix[:, None, None] if isinstance(self.prefix, Tensor) else self.prefix
+            some = some & ((farthest >= 0) | (place_low < prefix))
+            whole = whole & ((nearest >= 0) | (place_high < prefix))
+        if self.window is not None:
+            near, all_near = nearest < self.window, farthest < self.window
+            if not self.causal:
+                near, all_near = near & (farthest > -self.window), all_near & (nearest > -self.window)
+            if self.keep_first:
+                near, all_near = near | (place_low < self.keep_first), all_near | (place_high < self.keep_first)
+            some, whole = some & near, whole & all_near
+        if layout.q_segment is not None or layout.k_segment is not None:
+            one = torch.ones(1, 1, dtype=torch.long, device=device)
+            q_segment = one.expand(1, L) if layout.q_segment is None else layout.q_segment
+            k_segment = one.expand(1, M) if layout.k_segment is None else layout.k_segment
+            q_first, q_last = (x[:, :, None] for x in _bounds(q_segment, size))
+            k_first, k_last = (x[:, None, :] for x in _bounds(k_segment, size))
+            some = some & (q_first <= k_last) & (k_first <= q_last) & (q_last > 0) & (k_last > 0)
+            whole = whole & (q_first == k_last) & (k_first == q_last) & (q_first > 0)
+        return some, whole
 
     @property
     def positional(self) -> bool:
@@ -177,7 +218,7 @@ class Mask:
             k_segment=None if layout.k_segment is None else layout.k_segment[:, None, :],
         )
         seen = None if seen is None else seen[:, None]
-        seen = _both(seen, self.allowed)
+        seen = both(seen, self.allowed)
         if seen is None:
             return None, None
         seen = seen[(None,) * (4 - seen.ndim)]
@@ -225,14 +266,26 @@ def visible(
             near = near & (distance > -mask.window)
         if mask.keep_first and k_place is not None:
             near = near | (k_place < mask.keep_first)
-        seen = _both(seen, near)
+        seen = both(seen, near)
     if q_segment is not None and k_segment is not None:
-        seen = _both(seen, (q_segment == k_segment) & (q_segment != 0))
+        seen = both(seen, (q_segment == k_segment) & (q_segment != 0))
     elif k_segment is not None:
-        seen = _both(seen, k_segment == 1)
+        seen = both(seen, k_segment == 1)
     elif q_segment is not None:
-        seen = _both(seen, q_segment == 1)
+        seen = both(seen, q_segment == 1)
     return seen
+
+
+def plain(x: Tensor) -> Any:
+    """Nested lists of numbers. It waits for the device."""
+    return x.tolist()  # pyright: ignore -- torch leaves it untyped
+
+
+def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """a & b, where None hides nothing."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a & b
 
 
 def _runs(segment: Tensor | None, pos: Tensor | None, length: int) -> list[dict[int, tuple[int, int, int]]] | None:
@@ -250,9 +303,9 @@ def _runs(segment: Tensor | None, pos: Tensor | None, length: int) -> list[dict[
             return None
     found: list[dict[int, tuple[int, int, int]]] = [{} for _ in range(rows)]
     where = starts.nonzero()
-    begins: list[list[int]] = where.tolist()
-    of: list[int] = numbers[starts].tolist()
-    firsts: list[int] = [0] * len(of) if places is None else places[starts].tolist()
+    begins: list[list[int]] = plain(where)
+    of: list[int] = plain(numbers[starts])
+    firsts: list[int] = [0] * len(of) if places is None else plain(places[starts])
     for i, ((row, start), number, first) in enumerate(zip(begins, of, firsts, strict=True)):
         if number == 0:
             continue
@@ -261,6 +314,14 @@ def _runs(segment: Tensor | None, pos: Tensor | None, length: int) -> list[dict[
         stop = begins[i + 1][1] if i + 1 < len(begins) and begins[i + 1][0] == row else length
         found[row][number] = (start, stop, first)
     return found
+
+
+def _bounds(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Least and greatest of each run of `size` in x [B, length], each [B, runs]; the last run may be shorter."""
+    runs = -(-x.shape[1] // size)
+    index = torch.arange(runs * size, device=x.device).clamp(max=x.shape[1] - 1)
+    found = torch.unflatten(x[:, index], 1, (runs, size)).aminmax(dim=2)
+    return found.min, found.max
 
 
 def _narrower(a: Mask, b: Mask) -> tuple[int | None, int]:
@@ -289,9 +350,3 @@ def _shorter(a: Tensor | int | None, b: Tensor | int | None) -> Tensor | int | N
         return torch.minimum(a, torch.as_tensor(b, device=a.device))
     assert isinstance(b, Tensor)
     return torch.minimum(b, torch.as_tensor(a, device=b.device))
-
-
-def _both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a & b

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sublayer.errors import MaskError
-from sublayer.nn.mask import Mask
+from ..errors import MaskError
+from .mask import Mask
 
 
 class Options(NamedTuple):
@@ -38,7 +38,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> 
     k, bad_key = finite(k)
     v, bad_value = finite(v)
 
-    grouped = q.to(dtype).unflatten(1, (k.shape[1], -1))  # [B, K, G, L, H]
+    grouped = torch.unflatten(q.to(dtype), 1, (k.shape[1], -1))  # [B, K, G, L, H]
     scores = (options.scale * grouped @ k.to(dtype).mT[:, :, None]).flatten(1, 2)
     if bad_key is not None:
         scores = scores.masked_fill(_per_head(bad_key.any(-1)[:, :, None], N), torch.nan)
@@ -52,7 +52,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> 
     weights = _softmax(scores, options.sink_logits)
     if options.dropout > 0:
         weights = F.dropout(weights, options.dropout)
-    out = (weights.unflatten(1, (v.shape[1], -1)) @ v.to(dtype)[:, :, None]).flatten(1, 2)
+    out = (torch.unflatten(weights, 1, (v.shape[1], -1)) @ v.to(dtype)[:, :, None]).flatten(1, 2)
     if bad_value is not None:
         seen = torch.ones_like(scores) if visible is None else visible.expand_as(scores).to(dtype)
         out = out.masked_fill(seen @ _per_head(bad_value.to(dtype), N) > 0, torch.nan)
@@ -73,8 +73,7 @@ def finite(x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 def refuse(kernel: str, options: Options, *names: str) -> None:
     """Raises MaskError for options that a kernel cannot express."""
-    empty = Options(options.scale)
-    asked = [name for name in names if getattr(options, name) is not getattr(empty, name)]
+    asked = [name for name in names if isinstance(getattr(options, name), Tensor) or getattr(options, name)]
     if asked:
         others = "reference" if "weights" in asked else "reference and tiled"
         raise MaskError(f"the {kernel} kernel has no {' and no '.join(asked)}: {others} can, and auto picks one")

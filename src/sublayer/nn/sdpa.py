@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sublayer.nn.mask import Mask, Span, visible
-from sublayer.nn.reference import Options, refuse
+from .mask import Mask, Span, plain, visible
+from .reference import Options, refuse
 
 FEW = 32  # up to so many queries against more keys, a mask of a few rows is cheaper than one call a row of the batch
 LEAST_BLOCK = 64  # queries of a block under a window; smaller ones leave the fused kernel nothing to fuse
@@ -61,7 +61,7 @@ def _parts(mask: Mask, L: int, M: int) -> list[list[Part]] | None:
         spans = None if L != M and L <= FEW else mask.layout.spans(L, M)
     if spans is None or (mask.positional and not all(span.aligned for row in spans for span in row)):
         return None
-    prefixes: list[int | None] = mask.prefix.tolist() if isinstance(mask.prefix, Tensor) else [mask.prefix]
+    prefixes: list[int | None] = plain(mask.prefix) if isinstance(mask.prefix, Tensor) else [mask.prefix]
     rows = range(max(len(prefixes), len(spans)))
     return [[_part(mask, span, prefixes[row % len(prefixes)]) for span in spans[row % len(spans)]] for row in rows]
 
@@ -75,7 +75,7 @@ def _documents(q: Tensor, k: Tensor, v: Tensor, rows: list[list[Part]], options:
     """Each document attends alone. Cutting is `split` and `cat`: their gradients are one copy, however many pieces."""
     if all(row == rows[0] for row in rows):
         return _row(q, k, v, rows[0], options)
-    one = zip(q.split(1), k.split(1), v.split(1), rows, strict=True)
+    one = zip(*(x.tensor_split(len(rows)) for x in (q, k, v)), rows, strict=True)
     return torch.cat([_row(q1, k1, v1, row, options) for q1, k1, v1, row in one])
 
 
@@ -110,7 +110,7 @@ def _cut(x: Tensor, bounds: list[tuple[int, int]]) -> dict[int, Tensor]:
     """The pieces [start, stop) of axis 2, by start; the pieces lie apart."""
     edges = sorted({0, x.shape[2], *(edge for bound in bounds for edge in bound)})
     sizes = [stop - start for start, stop in pairwise(edges)]
-    return dict(zip(edges, x.split(sizes, dim=2), strict=False)) if len(sizes) > 1 else {0: x}
+    return dict(zip(edges, x.split_with_sizes(sizes, dim=2), strict=False)) if len(sizes) > 1 else {0: x}
 
 
 def _aligned(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> Tensor:
@@ -170,28 +170,29 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> 
     if mask.keep_first or mask.prefix is not None:
         return _masked(q, k, v, mask, options)
     first = max(0, M - L - mask.window + 1)  # no query sees a key before
-    k, v, M = k[:, :, first:], v[:, :, first:], M - first
+    k, v = k[:, :, first:], v[:, :, first:]
+    keys = M - first
     block = max(LEAST_BLOCK, (mask.window + 1) // 2)
     reach = -((1 - mask.window) // block)  # blocks before its own that a block sees (and after it, unless causal)
     after = 0 if mask.causal else reach
     count = L // block - reach - after  # of blocks that have all their neighbours
-    if block < L < M:  # queries before the first one make it square; they are forgotten
-        return _windowed(F.pad(q, (0, 0, M - L, 0)), k, v, mask, options)[:, :, M - L :]
-    if L != M or count < 2:
+    if block < L < keys:  # queries before the first one make it square; they are forgotten
+        return _windowed(F.pad(q, (0, 0, keys - L, 0)), k, v, mask, options)[:, :, keys - L :]
+    if keys != L or count < 2:
         return _masked(q, k, v, mask, options)
 
     def around(x: Tensor) -> Tensor:
         """[B, K, L, H] to [B · count, K, (reach + 1 + after) · block, H]."""
-        blocks = x[:, :, : (count + reach + after) * block].unflatten(2, (-1, block)).transpose(1, 2)
+        blocks = torch.unflatten(x[:, :, : (count + reach + after) * block], 2, (-1, block)).transpose(1, 2)
         return torch.cat([blocks[:, i : i + count] for i in range(reach + 1 + after)], dim=3).flatten(0, 1)
 
     start, stop = reach * block, (reach + count) * block
-    head, middle, tail = q.split([start, stop - start, L - stop], dim=2)
+    head, middle, tail = q.split_with_sizes([start, stop - start, L - stop], dim=2)
     keys_of_head, keys_of_tail = start + after * block, stop - reach * block
     pieces = [_band(head, k[:, :, :keys_of_head], v[:, :, :keys_of_head], 0, mask, options)]
-    folded = middle.unflatten(2, (count, block)).transpose(1, 2).flatten(0, 1)
+    folded = torch.unflatten(middle, 2, (count, block)).transpose(1, 2).flatten(0, 1)
     out = _band(folded, around(k), around(v), start, mask, options)
-    pieces.append(out.unflatten(0, (-1, count)).transpose(1, 2).flatten(2, 3))
+    pieces.append(torch.unflatten(out, 0, (-1, count)).transpose(1, 2).flatten(2, 3))
     pieces.append(_band(tail, k[:, :, keys_of_tail:], v[:, :, keys_of_tail:], start, mask, options))
     return torch.cat(pieces, dim=2)
 
@@ -229,11 +230,11 @@ def _fused(
     grouped = True if N != K else False  # noqa: SIM210 -- with dynamic sizes a comparison alone is no bool to torch
     if L == 1 and grouped and not causal:
         # Decoding: a group's queries become the rows of one product, so that each key is read once.
-        q = q.unflatten(1, (K, -1)).squeeze(3)  # [B, K, G, H]
+        q = torch.unflatten(q, 1, (K, -1)).squeeze(3)  # [B, K, G, H]
         if attn_mask is not None and attn_mask.ndim == 4 and attn_mask.shape[1] > 1:
-            attn_mask = attn_mask.unflatten(1, (K, -1)).squeeze(3)
+            attn_mask = torch.unflatten(attn_mask, 1, (K, -1)).squeeze(3)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask, dropout, scale=scale)
-        out = out.unflatten(2, (-1, 1)).flatten(1, 2)
+        out = out[:, :, :, None].flatten(1, 2)
     else:
         out = F.scaled_dot_product_attention(q, k, v, attn_mask, dropout, causal, scale=scale, enable_gqa=grouped)
     return out[..., :Hv] if Hv != H and Hv < out.shape[3] else out
