@@ -111,9 +111,16 @@ def test_ties_rank_by_id() -> None:
     assert best(torch.tensor([0.0] * 1000), 5).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_top_p_over_a_flat_large_vocabulary() -> None:
-    # Half of 40,000 equal tokens: far more than the few that the search for the nucleus begins with.
-    assert kept([0.0] * 40_000, top_p=0.5) == set(range(20_000))
+@pytest.mark.parametrize("spread", [0.0, 0.3, 1.0, 3.0, 10.0])
+@pytest.mark.parametrize("grain", [0.0, 0.5])
+def test_top_p_over_a_large_vocabulary_is_what_sorting_all_of_it_gives(spread, grain) -> None:
+    logits = spread * torch.randn(20_000, dtype=torch.float64)
+    logits = (logits / grain).round() * grain if grain else logits  # with many ties
+    order = logits.sort(descending=True, stable=True).indices
+    sums = logits.softmax(0)[order].cumsum(0)
+    for top_p in (0.0, 0.01, 0.3, 0.5, 0.9, 0.999):
+        count = 1 + int((sums < top_p - 1e-12).sum())
+        assert kept(logits.tolist(), top_p=top_p) == set(order[:count].tolist())
 
 
 @pytest.mark.parametrize("bad", [[1.0, NAN], [NAN, NAN], [1.0, INF], [-INF, -INF]])

@@ -132,16 +132,31 @@ def _finite(values: Tensor) -> Tensor:
 
 
 def _nucleus(values: Tensor, top_p: float) -> Tensor:
-    """The fewest best ids whose probabilities reach top_p. Few tokens usually do: sorting all is the last resort."""
+    """Ids of the fewest best tokens whose probabilities reach top_p; values are at most 0."""
     weights = values.exp()
-    total, count = weights.sum(), 256
-    while True:
-        ids = best(values, count)
-        before = (weights[ids].cumsum(0) - weights[ids]) / total  # of the better tokens
-        kept = ids[before < top_p]
-        if len(kept) < len(ids) or len(ids) == len(values):
-            return kept if len(kept) else ids[:1]
-        count *= 16
+    wanted = top_p * weights.sum()
+    inside, ids = values.new_empty(0, dtype=torch.long), best(values, min(256, int(weights.count_nonzero())))
+    if weights[ids].sum() < wanted:
+        inside, ids = _bracket(values, weights, wanted)
+    before = weights[inside].sum() + weights[ids].cumsum(0) - weights[ids]  # what the better ones have
+    last = ids[before < wanted]
+    return torch.cat([inside, last if len(inside) or len(last) else ids[:1]])
+
+
+def _bracket(values: Tensor, weights: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """(ids that are inside the nucleus, ids in falling order among which is its last one), without sorting all of V.
+
+    The range in which the last one's value lies is halved until few are left in it.
+    """
+    low, high = max(float(values.min()), -746.0), 0.0  # e^−746 is 0 in fp64
+    for _ in range(10):
+        middle = (low + high) / 2
+        if torch.where(values > middle, weights, 0.0).sum() < wanted:
+            high = middle
+        else:
+            low = middle
+    ids = ((values >= low) & (values <= high)).nonzero()[:, 0]
+    return (values > high).nonzero()[:, 0], ids[best(values[ids], len(ids))]
 
 
 def _only(values: Tensor, ids: Tensor) -> Tensor:
