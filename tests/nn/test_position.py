@@ -1,8 +1,10 @@
 """Positions that are not rotary, each against its formula, an independent implementation and its reported faults."""
 
 import math
+import re
 from fractions import Fraction
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -11,13 +13,16 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
-from transformers.models.t5.modeling_t5 import T5Attention, T5Config
+from transformers.models.t5.configuration_t5 import T5Config
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from sublayer.errors import InputError, SpecError
+from sublayer.nn import position, rope, rope_scaling
 from sublayer.nn.initialise import Init, initialise
 from sublayer.nn.op import Context
 from sublayer.nn.position import Alibi, Learned, Shaw, Sinusoidal, T5Buckets, alibi_slopes
@@ -177,7 +182,7 @@ def test_shaw_gradients():
 def test_shaw_makes_no_vector_for_each_pair_of_tokens():
     made = 0
 
-    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+    class Largest(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             nonlocal made
             out = func(*args, **(kwargs or {}))
@@ -193,12 +198,22 @@ def test_shaw_makes_no_vector_for_each_pair_of_tokens():
     assert 0 < made <= 2 * 100 * 100 * 4  # scores of two heads, where [L, M, H] would take 32 times as much
 
 
-def test_shaw_sums_many_small_weights_in_fp32():
+def test_shaw_sums_half_precision_weights_in_fp32():
+    summed: list[torch.dtype] = []
+
+    class Sums(TorchDispatchMode):  # CPUs add in fp32 by themselves, GPUs in the tensor's dtype: so look at that
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.scatter_add.default:
+                summed.append(args[0].dtype)
+            return func(*args, **(kwargs or {}))
+
     op = filled(Shaw(1), 4, torch.bfloat16)
     weights = torch.full((1, 1, 1, 4096), 1 / 4096, dtype=torch.bfloat16)
-    y = op.value_term(weights, torch.tensor([[4095]]), torch.arange(4096)[None])
-    expected = (op.value[0].float() * 4094 + op.value[0].float() + op.value[1].float()) / 4096
+    with Sums():
+        y = op.value_term(weights, torch.tensor([[4095]]), torch.arange(4096)[None])
+    assert summed == [torch.float32]
     assert y.dtype == torch.bfloat16
+    expected = (op.value[0].float() * 4095 + op.value[1].float()) / 4096
     assert_close(y[0, 0, 0].float(), expected, rtol=2**-7, atol=2**-9)
 
 
@@ -244,6 +259,21 @@ def test_alibi_falls_with_the_distance_both_ways():
 
 
 # All of them
+
+PAGE = (Path(__file__).parents[2] / "docs" / "positions.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("code", re.findall(r"^\|.*\| `(.+)` \|$", PAGE, re.MULTILINE))
+def test_each_line_of_the_page_is_a_spec(code):
+    spec = eval(code, vars(position) | vars(rope) | vars(rope_scaling))
+    assert type(spec).from_json(spec.to_json()) == spec
+    assert repr(spec).startswith(code[: code.index("(") + 1])
+
+
+def test_the_page_shows_every_encoding():
+    shown = set(re.findall(r"(\w+)\(", " ".join(re.findall(r"`(.+)` \|$", PAGE, re.MULTILINE))))
+    specs = {"Sinusoidal", "Learned", "Rope", "T5Buckets", "Shaw", "Alibi"}
+    assert shown == specs | {scaling.__name__ for scaling in get_args(rope_scaling.Scaling)}
 
 
 @pytest.mark.parametrize(

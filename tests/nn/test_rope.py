@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -16,6 +16,7 @@ from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as gptj_
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from sublayer.errors import InputError, SpecError
+from sublayer.nn.constant import constant
 from sublayer.nn.rope import Rope, pairing_permutation, repair, rope_from_hf, rope_to_hf, rotate
 from sublayer.nn.rope_scaling import DynamicNtk, Linear, Llama3, LongRope, Ntk, Yarn
 
@@ -149,6 +150,9 @@ def test_half_precision_is_rotated_in_fp32_and_rounded_once():
     x, tables = torch.randn(1, 2, 9, HEAD).bfloat16(), Rope().tables(torch.arange(9)[None] + 3000, HEAD)
     for pairing in ("half", "interleaved"):
         assert_close(rotate(x, *tables, pairing), rotate(x.float(), *tables, pairing).bfloat16(), rtol=0, atol=0)
+        cos, sin = tables[0].bfloat16(), tables[1].bfloat16()
+        in_fp32 = rotate(x.float(), cos.float(), sin.float(), pairing)
+        assert_close(rotate(x, cos, sin, pairing), in_fp32.bfloat16(), rtol=0, atol=0)
     assert rotate(x.double(), *tables).dtype == torch.float64
 
 
@@ -193,7 +197,14 @@ def scaled(draw) -> tuple[dict, int, int]:
     return parameters, head_size, trained if kind == "dynamic" else 4 * trained
 
 
+def yarn(head_size: int, theta: float, trained: int, **more) -> tuple[dict, int, int]:
+    parameters = {"rope_type": "yarn", "rope_theta": theta, "factor": 8.0, "original_max_position_embeddings": trained}
+    return parameters | more, head_size, 8 * trained
+
+
 @given(scaled(), st.integers(1, 200_000))
+@example(drawn=yarn(16, 10000.0, 6), length=1)  # both ends of the ramp at the first pair
+@example(drawn=yarn(64, 10.0, 1000), length=1)  # its upper end beyond the head
 def test_frequencies_and_attention_factor_equal_transformers(drawn, length):
     parameters, head_size, longest = drawn
     rope = rope_from_hf({"rope_parameters": parameters, "max_position_embeddings": longest}, head_size)
@@ -345,10 +356,14 @@ def test_no_mode_of_the_first_caller_stays_with_the_frequencies():
     second = Rope(2345.5)
     with torch.inference_mode():
         second.tables(pos, HEAD)
+        kept = constant((0.125, 0.25), pos, torch.float32)
+    assert not kept.is_inference()
     with torch.device("meta"):
         assert Rope(3456.5).tables(torch.arange(4)[None], HEAD)[0].is_meta
         assert not Rope(3456.5).tables(pos, HEAD)[0].is_meta
-    for rope in (first, second):
+    third = Rope(4567.5)
+    torch.func.grad(lambda x: rotate(x, *third.tables(pos, HEAD)).sum())(torch.randn(1, 1, 4, HEAD))
+    for rope in (first, second, third):
         cos, _ = rope.tables(pos, HEAD)
         turns = torch.tensor([0.0, 1.0, 2.0, 3.0])[:, None] * rope.theta ** (-torch.arange(0, HEAD, 2) / HEAD)
         assert_close(cos, turns.cos()[None])

@@ -15,7 +15,7 @@ from torch import Tensor
 def constant(values: tuple[float, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
     """The values [len] in dtype on like's device. Never write into the result: it is shared.
 
-    Compilers, fake tensors and function transforms get a tensor of their own, for theirs must not outlive them.
+    Compilers and fake tensors get a tensor of their own, for theirs must not outlive them.
     """
     if torch.compiler.is_compiling() or type(like) is not Tensor:
         return torch.tensor(values, dtype=dtype, device=like.device)

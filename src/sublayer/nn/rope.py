@@ -103,7 +103,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "half") -> Te
         raise InputError(f"rotary tables for {size} dims do not fit heads of size {x.shape[-1]}")
     while cos.dim() < x.dim():
         cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
-    turning = x[..., :size].to(torch.promote_types(x.dtype, cos.dtype))
+    turning = x[..., :size].to(torch.promote_types(x.dtype, torch.float32))
     if pairing == "half":
         a, b = turning.chunk(2, -1)
         turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
@@ -170,7 +170,7 @@ def rope_from_hf(config: Mapping[str, Any], head_size: int, *, pairing: Pairing 
         return Rope(theta, size, pairing)
 
     longest = config.get("max_position_embeddings")
-    fields = {keys[key]: _floats(value) for key, value in given.items()}
+    fields = {keys[key]: value for key, value in given.items()}
     if scaling is DynamicNtk:
         fields["trained_length"] = longest
     elif "trained_length" in keys.values():  # the top level wins, as in transformers: Phi-3 has it there
@@ -225,11 +225,6 @@ def _hf_parameters(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     where = spellings[0] if spellings else "rope_parameters"
     given = cast("dict[str, Any]", config.get(where) or {})
     return where, {key: value for key, value in given.items() if value is not None}
-
-
-def _floats(value: Any) -> Any:
-    """A list of divisors with its whole numbers as floats: JSON writers drop the `.0`."""
-    return [float(v) if type(v) is int else v for v in cast("list[Any]", value)] if isinstance(value, list) else value
 
 
 # rope_type of transformers: our scaling and, their keys beside our fields; read in both directions.
