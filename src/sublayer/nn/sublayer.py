@@ -250,7 +250,7 @@ class TrunkOp(nn.Module):
             layout = Layout(pos, pos, document, document)
         shared = Shared(place, starts, document, layout, self._cross(step, x, state))
         shared = replace(shared, **self._rotary(pos, k_pos, document, k_document, x.dtype))
-        return step.replace(shared=shared, bias=step.bias if self.bias is None else self.bias(pos, k_pos))
+        return step.replace(shared=shared, bias=step.bias if self.bias is None else self.bias(pos, k_pos, x.dtype))
 
     def _cross(self, step: Step, x: Tensor, state: State | None) -> Layout | None:
         """Who sees which memory: the documents of the same number, or all of it where the tokens name none."""
@@ -378,13 +378,15 @@ class ModelOp(nn.Module):
         documents are Step.memory_segment. Returns (result, extras) where an op has auxiliary losses.
         Raises InputError for ids or positions outside the tables, StateError for what the state cannot hold.
         """
+        extras: Extras = {}
         if step is None:
             step = Step()
         if source is not None:
-            _, step = self.encode(source, step)
+            _, step, extras = self._encode(source, step)
         trunk = self.decoder if self.decoder is not None else cast(TrunkOp, self.encoder)
         scope = scoped(state, "decoder" if self.decoder is not None else "encoder")
-        x, done, extras = cast("tuple[Tree, Step, Extras]", trunk(inputs, step, scope))
+        x, done, more = cast("tuple[Tree, Step, Extras]", trunk(inputs, step, scope))
+        extras = _sum(extras, more)
         if state is not None and done.shared is not None and done.shared.place is not None:
             state.advance(done.shared.place)
         if output == "logits" and self.head is not None:
@@ -398,12 +400,16 @@ class ModelOp(nn.Module):
         Step.condition (the last state of a recurrence) the decoder finds there.
         Raises InputError for a model without an encoder.
         """
+        memory, step, _ = self._encode(source, step if step is not None else Step())
+        return memory, step
+
+    def _encode(self, source: Any, step: Step) -> tuple[Tensor, Step, Extras]:
         if self.encoder is None:
             raise InputError("the model has no encoder: leave source out")
-        step = step if step is not None else Step()
         inner = Step(segment=step.memory_segment, slots=step.slots, condition=step.condition)
-        memory, inner, _ = self.encoder(source, inner, None)
-        return memory, step.replace(memory=memory, memory_segment=inner.segment, condition=inner.condition)
+        memory, inner, extras = self.encoder(source, inner, None)
+        found = step.replace(memory=memory, memory_segment=inner.segment, condition=inner.condition)
+        return memory, found, extras
 
     def generate(self, prompts: Prompts, **options: Any) -> list[Generated]:
         """Continues prompts (ids, or text with tokenizer=…); see sublayer.decoding.generate for the options."""
