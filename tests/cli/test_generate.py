@@ -30,7 +30,7 @@ def run(capsys):
 def test_text_goes_to_stdout_and_speed_and_seed_to_stderr(folder, run) -> None:
     code, out, err = run(folder, "--prompt", "So", "--max-tokens", 9, "--seed", 5)
     (expected,) = generate(load(folder), "So", tokenizer=Bytes(), max_tokens=9, seed=5)
-    assert (code, out) == (0, expected.text + "\n")
+    assert (code, out) == (0, f"{expected.text}\n")
     assert err.startswith("9 tokens; the first after ")
     assert err.endswith(" tokens/s, seed 5\n")
 
@@ -47,11 +47,11 @@ def test_every_option_reaches_the_generation(folder, run) -> None:
     for index, (line, row) in enumerate(zip(out.splitlines(), rows, strict=True)):
         shown = json.loads(line)
         assert shown.pop("top_logprobs") == [
-            [{"id": token, "logprob": value} for token, value in top.items()] for top in row.top_logprobs
+            [{"id": token, "logprob": value} for token, value in top.items()] for top in row.top_logprobs or ()
         ]
         assert shown == {
             "row": index, "prompt_ids": list(row.prompt), "ids": list(row.ids), "text": row.text,
-            "finish": "length", "seed": row.seed, "logprobs": list(row.logprobs),
+            "finish": "length", "seed": row.seed, "logprobs": list(row.logprobs or ()),
         }  # fmt: skip
 
 

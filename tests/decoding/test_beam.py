@@ -9,7 +9,7 @@ from sublayer.nn.sublayer import ModelOp
 from sublayer.recipes import llama
 from sublayer.state import State
 from sublayer.text import Bytes
-from tests.decoding.models import ENCODER_DECODER, SPECS, log_probability, next_logits, tiny
+from tests.decoding.models import ENCODER_DECODERS, SPECS, log_probability, next_logits, tiny
 
 PROMPT = [5, 9, 2]
 TOY = llama(16, 1, 2, 1, hidden=16, vocab=5)
@@ -117,8 +117,9 @@ def test_every_prompt_is_searched_as_if_alone() -> None:
     assert rows == [generate(model, prompt, beams=3, max_tokens=6, stop_ids=[4])[0] for prompt in prompts]
 
 
-def test_beams_over_an_encoder() -> None:
-    model, sources = tiny(ENCODER_DECODER), [[4, 5, 6], [9, 8, 7, 6, 5]]
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_beams_over_an_encoder(name) -> None:
+    model, sources = tiny(ENCODER_DECODERS[name]), [[4, 5, 6], [9, 8, 7, 6, 5]]
     for row, source in zip(generate(model, [[0], [0]], sources=sources, beams=4, max_tokens=8), sources, strict=True):
         for beam in row.beams:
             expected = log_probability(model, [0], beam.ids, source).sum()

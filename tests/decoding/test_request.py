@@ -1,5 +1,7 @@
 """What cannot be meant is refused in one line, before any work."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,9 +12,9 @@ from sublayer.nn.embed import Embed
 from sublayer.nn.norm import RMSNorm
 from sublayer.nn.sublayer import Block, Model, ModelOp, Trunk, pre_norm
 from sublayer.text import Bytes
-from tests.decoding.models import CONTEXT, ENCODER_DECODER, SPECS
+from tests.decoding.models import CONTEXT, ENCODER_DECODERS, SPECS
 
-GPT2, LLAMA, T5 = SPECS["gpt2"].build(), SPECS["llama"].build(), ENCODER_DECODER.build()
+GPT2, LLAMA, T5 = SPECS["gpt2"].build(), SPECS["llama"].build(), ENCODER_DECODERS["t5"].build()
 
 
 @pytest.fixture(autouse=True)
@@ -129,6 +131,7 @@ def test_sampling_may_be_given_whole_and_changed() -> None:
 def test_numbers_of_other_libraries_are_ids_too() -> None:
     from sublayer.decoding.request import read_options, read_rows
 
-    (row,) = read_rows(GPT2, [torch.tensor([1, 2]).numpy()], None, None, None, read_options({}))
+    prompts: Any = [torch.tensor([1, 2]).numpy()]
+    (row,) = read_rows(GPT2, prompts, None, None, None, read_options({}))
     assert row.prompt == (1, 2)
     assert all(type(token) is int for token in row.prompt)

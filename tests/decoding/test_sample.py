@@ -1,6 +1,7 @@
 import math
 import warnings
 from importlib import import_module
+from typing import Any
 
 import pytest
 import torch
@@ -77,7 +78,8 @@ def test_filters_are_those_of_transformers_in_its_order(options) -> None:
     generation = GenerationConfig(do_sample=True, **{"top_k": 0, **options})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        theirs = GPT2LMHeadModel(config)._get_logits_processor(generation, input_ids_seq_length=4)
+        model: Any = GPT2LMHeadModel(config)
+        theirs = model._get_logits_processor(generation, input_ids_seq_length=4)
     prompt, logits = torch.tensor([[5, 17, 5, 200]]), 3 * torch.randn(50, 300, dtype=torch.float64)
     for row in logits:
         expected = theirs(prompt, row[None].clone())[0].log_softmax(0)

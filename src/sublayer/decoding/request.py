@@ -20,7 +20,7 @@ from .sample import Sampling
 if TYPE_CHECKING:
     from ..text.tokenizer import Tokenizer
 
-Prompts = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]] | Tensor
+Prompts = str | Tensor | Sequence[int] | Sequence[str | Sequence[int]]
 
 
 class Options(Spec):
