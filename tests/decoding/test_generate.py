@@ -1,5 +1,7 @@
+import doctest
 import gc
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -310,3 +312,9 @@ def test_logits_that_are_no_distribution_name_row_and_token() -> None:
         assert str(error.value) == "row 1, token 2: the model's logits are no distribution: their maximum is nan"
     with pytest.raises(SublayerError, match="row 0, token 0"):
         generate(model, [[1, 2, 3, 4, 5]], max_tokens=5, beams=2)
+
+
+def test_the_examples_of_the_page_run() -> None:
+    page = Path(__file__).parents[2] / "docs" / "generation.md"
+    failed, attempted = doctest.testfile(str(page), module_relative=False)
+    assert (failed, attempted > 0) == (0, True)
