@@ -90,7 +90,22 @@ def flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> Tenso
     return module.flex(q, k, v, mask, options)
 
 
-KERNELS: dict[str, KernelFunction] = {"reference": reference, "sdpa": sdpa, "tiled": tiled, "flex": flex}
+def triton(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> Tensor | tuple[Tensor, Tensor]:
+    """The tiled kernel in Triton; imported when asked for, since triton may be absent."""
+    try:
+        from . import triton_attention as module
+    except ImportError as error:
+        raise MaskError("the triton kernel needs the package triton: install it, or ask for tiled or auto") from error
+    return module.triton_attention(q, k, v, mask, options)
+
+
+KERNELS: dict[str, KernelFunction] = {
+    "reference": reference,
+    "sdpa": sdpa,
+    "tiled": tiled,
+    "flex": flex,
+    "triton": triton,
+}
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, sink_logits: Tensor | None) -> None:
