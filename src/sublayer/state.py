@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,7 +68,7 @@ class Handle:
     leaf: Leaf
 
     def read(self, step: Step) -> Tensor:
-        """PerToken [B, M, …], PerSlot [B, …], PerMemory [B, M', …] of the step's rows; a view where rows are neighbours.
+        """PerToken [B, M, …], PerSlot [B, …], PerMemory [B, M', …] of the step's rows; a view of neighbouring slots.
 
         M is what the longest row uses, in eager mode, and the whole capacity when compiling.
         """
@@ -123,7 +123,8 @@ def _write_tokens(tensor: Tensor, value: Tensor, place: Place) -> None:
 class _Store:
     capacity: int
     memory_capacity: int
-    declared: dict[str, Leaf]
+    dtype: torch.dtype  # of leaves that declare none
+    declared: dict[str, Leaf]  # all of the model's; those PerMemory have no tensor where memory_capacity is 0
     tensors: dict[str, Tensor]
     length: Tensor  # [slots] int64: tokens held
     pos: Tensor  # [slots, capacity] int32: each token's position, shared by all layers
@@ -160,8 +161,6 @@ class State:
         device = torch.device(device) if device is not None else like.device
         declared = {f"{path}.{name}".lstrip("."): leaf for path, op in model.named_modules()
                     for name, leaf in _declared(op).items()}  # fmt: skip
-        if memory_length == 0:
-            declared = {name: leaf for name, leaf in declared.items() if not isinstance(leaf, PerMemory)}
 
         def make(leaf: Leaf) -> Tensor:
             head = {PerToken: (slots, length), PerSlot: (slots,), PerMemory: (slots, memory_length)}[type(leaf)]
@@ -174,8 +173,13 @@ class State:
             _Store(
                 length,
                 memory_length,
+                dtype or like.dtype,
                 declared,
-                {name: make(leaf) for name, leaf in declared.items()},
+                {
+                    name: make(leaf)
+                    for name, leaf in declared.items()
+                    if memory_length or not isinstance(leaf, PerMemory)
+                },
                 length=numbers(slots, dtype=torch.long),
                 pos=numbers(slots, length),
                 document=numbers(slots, length),
@@ -192,7 +196,7 @@ class State:
     def __getitem__(self, name: str) -> Handle:
         path = f"{self.path}.{name}" if self.path else name
         if path not in self.store.tensors:
-            if not torch.compiler.is_compiling() and self.store.memory_capacity == 0:
+            if isinstance(self.store.declared.get(path), PerMemory):
                 raise StateError(f"the state has no {path}: allocate it with memory_length for a model with memory")
             raise StateError(f"the state has no leaf {path}{nearest(path, self.store.tensors)}")
         return Handle(self.store.tensors[path], self.store.declared[path])
@@ -217,10 +221,12 @@ class State:
         store, device = self.store, self.store.length.device
         compiling = torch.compiler.is_compiling()
         if step.slots is None:
-            if batch > len(store.length):
+            if not 0 < batch <= len(store.length):
                 raise StateError(f"a batch of {batch} rows does not fit a state of {len(store.length)} slots")
             rows: slice | Tensor = slice(0, batch)
         else:
+            if step.slots.shape != (batch,):
+                raise StateError(f"Step.slots is {list(step.slots.shape)}, the batch has {batch} rows")
             rows = step.slots if compiling else _neighbours(step.slots, len(store.length))
         start = store.length[rows]
         written = None if step.segment is None else step.segment != 0
@@ -293,24 +299,26 @@ class State:
 
         Raises StateError where a shorter copy would need a recurrence's past: fork at the full length instead.
         """
+        self._known([src, dst])
         held = int(self.store.length[src])
         length = held if length is None else length
         if not 0 <= length <= held:
             raise StateError(f"slot {src} holds {held} tokens, {length} cannot be forked from it")
         if length < held:
             self._refuse_recurrent(f"slot {src} cannot be forked at {length} of its {held} tokens")
-        for tensor in self._all():
+        for tensor in [*self._all(), self.store.length]:
             tensor[dst] = tensor[src]
         if length < held:
             self._clear([dst], [length])
-        self.store.length[dst] = length
+            self.store.length[dst] = length
 
     def reorder(self, slots: Slots) -> None:
         """Slot i becomes a copy of what slots[i] held, for every i; as beam search needs after each step."""
-        chosen = torch.as_tensor(slots, device=self.store.length.device).reshape(-1)
-        self._known(chosen.tolist())
+        rows = self._rows(slots)
+        if len(rows) > len(self.store.length):
+            raise StateError(f"{len(rows)} slots do not fit a state of {len(self.store.length)}")
         for tensor in [*self._all(), self.store.length]:
-            tensor[: len(chosen)] = tensor[chosen]
+            tensor[: len(rows)] = tensor[rows]
 
     def reset(self, slots: Slots) -> None:
         """Empties slots, memory included, for new documents."""
@@ -331,17 +339,20 @@ class State:
         """
         rows = self._rows(slots)
         lengths = [length] * len(rows) if isinstance(length, int) else list(length)
+        if len(lengths) != len(rows) or len(set(rows)) != len(rows):
+            raise StateError(
+                f"slots {rows} cannot be cut to {lengths} tokens: give each slot once, and a length for each"
+            )
         held = self.store.length[rows].tolist()
         for row, now, then in zip(rows, held, lengths, strict=True):
             if not 0 <= then <= now:
                 raise StateError(f"slot {row} holds {now} tokens and cannot be cut to {then}")
-        if held != lengths:
-            if snapshot is None:
-                self._refuse_recurrent(f"slots {rows} cannot be cut from {held} to {lengths} tokens without a snapshot")
-            elif [snapshot.slots, snapshot.length] != [rows, lengths]:
-                raise StateError(
-                    f"the snapshot is of slots {snapshot.slots} at {snapshot.length} tokens, not of {rows} at {lengths}"
-                )
+        if snapshot is not None and [snapshot.slots, snapshot.length] != [rows, lengths]:
+            raise StateError(
+                f"the snapshot is of slots {snapshot.slots} at {snapshot.length} tokens, not of {rows} at {lengths}"
+            )
+        if snapshot is None and held != lengths:
+            self._refuse_recurrent(f"slots {rows} cannot be cut from {held} to {lengths} tokens without a snapshot")
         if snapshot is not None:
             for name, tensor in self._of(PerSlot):
                 tensor[rows] = snapshot.leaves[name]
@@ -349,19 +360,23 @@ class State:
         self.store.length[rows] = torch.tensor(lengths, device=self.store.length.device)
 
     def save(self, path: Path | str) -> None:
-        """Writes everything to one safetensors file, atomically; cells beyond the longest slot are left out."""
+        """Writes everything to one safetensors file, atomically; cells beyond the longest slot are left out.
+
+        Raises StateError where the file cannot be written; what stood there stays.
+        """
         store, used = self.store, int(self.store.length.max())
         tensors = {name: tensor[:, :used] if isinstance(store.declared[name], PerToken) else tensor
                    for name, tensor in store.tensors.items()}  # fmt: skip
         tensors |= {"#length": store.length, "#pos": store.pos[:, :used], "#document": store.document[:, :used]}
         tensors |= {"#memory_segment": store.memory_segment}
-        about = {
-            "capacity": store.capacity,
-            "memory_capacity": store.memory_capacity,
-            "leaves": {n: [type(leaf).__name__, asdict(leaf) | {"dtype": None}] for n, leaf in store.declared.items()},
-        }
-        with replacing(path) as beside:
-            save_file({n: t.contiguous() for n, t in tensors.items()}, beside, {"sublayer_state": json.dumps(about)})
+        about = {"capacity": store.capacity, "memory_capacity": store.memory_capacity, "dtype": str(store.dtype)}
+        try:
+            with replacing(path) as beside:
+                save_file(
+                    {n: t.contiguous() for n, t in tensors.items()}, beside, {"sublayer_state": json.dumps(about)}
+                )
+        except (SafetensorError, OSError) as error:
+            raise StateError(f"{path}: cannot be written: {error}") from None
 
     @classmethod
     def load(cls, path: Path | str, model: nn.Module, device: torch.device | str | None = None) -> State:
@@ -370,26 +385,38 @@ class State:
             with safe_open(path, "pt", device=str(device or "cpu")) as file:
                 about: dict[str, Any] = json.loads((file.metadata() or {})["sublayer_state"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
-            raise StateError(f"{path}: not a saved state: {error}") from None
-        slots = len(tensors["#length"])
-        like = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
-        state = cls.allocate(model, slots, about["capacity"], about["memory_capacity"], dtype=like, device=device)
-        kept = {"#length": state.store.length, "#pos": state.store.pos, "#document": state.store.document}
-        kept |= {"#memory_segment": state.store.memory_segment} | state.store.tensors
+            slots, dtype = len(tensors["#length"]), getattr(torch, about["dtype"].removeprefix("torch."))
+            room = (slots, about["capacity"], about["memory_capacity"])
+            state = cls.allocate(model, *room, dtype=dtype, device=device)
+        except (
+            SafetensorError,
+            OSError,
+            LookupError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            RuntimeError,
+            StateError,
+        ) as e:
+            raise StateError(f"{path}: not a saved state: {e}") from None
+        store = state.store
+        kept = {"#length": store.length, "#pos": store.pos, "#document": store.document} | store.tensors
+        kept["#memory_segment"] = store.memory_segment
         if kept.keys() != tensors.keys():
             odd = sorted(kept.keys() ^ tensors.keys())[0]
             raise StateError(f"{path}: the state of another model: {odd} is in only one of them")
+        used = int(tensors["#length"].max())
+        if int(tensors["#length"].min()) < 0 or used > store.capacity:
+            raise StateError(f"{path}: slots of {tensors['#length'].tolist()} tokens do not fit {store.capacity} cells")
         for name, tensor in tensors.items():
-            leaf = state.store.declared.get(name)
-            room = (
-                kept[name][:, : tensor.shape[1]]
-                if isinstance(leaf, PerToken) or name in ("#pos", "#document")
-                else kept[name]
-            )
-            if room.shape != tensor.shape:
-                raise StateError(f"{path}: {name} is {list(tensor.shape)}, the model keeps {list(room.shape)}")
-            room.copy_(tensor)
+            cells = isinstance(store.declared.get(name), PerToken) or name in ("#pos", "#document")
+            target = kept[name][:, :used] if cells else kept[name]
+            if (target.shape, target.dtype) != (tensor.shape, tensor.dtype):
+                raise StateError(
+                    f"{path}: {name} is {tensor.dtype} {list(tensor.shape)}, "
+                    f"the model keeps {target.dtype} {list(target.shape)}"
+                )
+            target.copy_(tensor)
         return state
 
     # --- sizes ---
@@ -401,8 +428,8 @@ class State:
     def bytes_needed(self) -> int:
         """Bytes of the leaves alone if windowed layers kept min(length, window) cells; to be shown beside `bytes`."""
         total = 0
-        for name, leaf in self.store.declared.items():
-            tensor = self.store.tensors[name]
+        for name, tensor in self.store.tensors.items():
+            leaf = self.store.declared[name]
             window = leaf.window if isinstance(leaf, PerToken) else None
             share = tensor[:, :window] if window is not None else tensor
             total += share.numel() * share.element_size()
@@ -430,7 +457,7 @@ class State:
                 tensor[row, start : max(start, end)] = 0
 
     def _rows(self, slots: Slots) -> list[int]:
-        rows: list[int] = torch.as_tensor(slots).reshape(-1).tolist()
+        rows: list[int] = torch.as_tensor(slots, dtype=torch.long).reshape(-1).tolist()
         self._known(rows)
         return rows
 
@@ -453,11 +480,13 @@ def _declared(module: nn.Module) -> dict[str, Leaf]:
 def _neighbours(slots: Tensor, count: int) -> slice | Tensor:
     """A slice where the slots are ascending neighbours, so that reading them is a view."""
     rows: list[int] = slots.tolist()
-    if min(rows) < 0 or max(rows) >= count:
-        bad = next(row for row in rows if not 0 <= row < count)
+    bad = next((row for row in rows if not 0 <= row < count), None)
+    if bad is not None:
         raise StateError(f"slot {bad}: the state has slots 0 to {count - 1}")
     if len(set(rows)) < len(rows):
         raise StateError(f"slots {rows}: a batch may name each slot once")
+    if not rows:
+        raise StateError("slots=[]: a batch has at least one row")
     if rows == list(range(rows[0], rows[0] + len(rows))):
         return slice(rows[0], rows[0] + len(rows))
     return slots
@@ -467,14 +496,15 @@ def _flatten(state: State) -> tuple[list[Any], Any]:
     store = state.store
     names = list(store.tensors)
     tensors = [store.length, store.pos, store.document, store.memory_segment, *store.tensors.values()]
-    return tensors, (store.capacity, store.memory_capacity, tuple(store.declared.items()), tuple(names), state.path)
+    sizes = (store.capacity, store.memory_capacity, store.dtype)
+    return tensors, (sizes, tuple(store.declared.items()), tuple(names), state.path)
 
 
 def _unflatten(tensors: Any, about: Any) -> State:
     length, pos, document, memory_segment, *leaves = tensors
-    capacity, memory_capacity, declared, names, path = about
+    sizes, declared, names, path = about
     leaves = dict(zip(names, leaves, strict=True))
-    return State(_Store(capacity, memory_capacity, dict(declared), leaves, length, pos, document, memory_segment), path)
+    return State(_Store(*sizes, dict(declared), leaves, length, pos, document, memory_segment), path)
 
 
 pytree.register_pytree_node(State, _flatten, _unflatten)
