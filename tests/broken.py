@@ -1,0 +1,299 @@
+"""Faults on purpose, of kinds that this field has shipped, each put into the running code for a moment.
+
+The contract named has to fail, or it would not see the fault in earnest either. `unseen` are contracts that let it
+pass, for both sides of their comparison share it: that is why none of them stands alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor
+
+from sublayer.names import Change, Row
+from sublayer.nn import sublayer
+from sublayer.nn.attend import KERNELS
+from sublayer.nn.attention import AttentionOp
+from sublayer.nn.mask import Layout, Mask
+from sublayer.nn.norm import RMSNormOp
+from sublayer.nn.position import T5BucketsOp
+from sublayer.nn.reference import Options
+from sublayer.nn.rope import Rope
+from sublayer.nn.sublayer import TrunkOp
+from sublayer.recipes import family
+from sublayer.state import Handle, PerMemory, PerSlot, PerToken, State
+from sublayer.step import Place, Step
+from tests.models.mamba_like import PlainScanOp
+from tests.models.seq2seq_like import PlainReaderOp, PlainWriterOp
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A fault, the case in which it matters, and the contract that has to see it."""
+
+    name: str
+    case: str
+    contract: str
+    fault: Callable[[], AbstractContextManager[Any]]
+    where: str = ""
+    """What the failure has to say it was looking at."""
+    unseen: tuple[str, ...] = ()
+
+
+def around(cls: type, method: str, changed: Callable[..., Any]) -> Callable[[], AbstractContextManager[Any]]:
+    """cls.method(self, …) becomes changed(original, self, …)."""
+    original = getattr(cls, method)
+
+    def replaced(self: Any, *args: Any, **options: Any) -> Any:
+        return changed(original, self, *args, **options)
+
+    return lambda: patch.object(cls, method, replaced)
+
+
+# --- masks and kernels ---
+
+
+def widened(window: int | None) -> int | None:
+    return None if window is None else window + 1
+
+
+def window_plus_one(tokens: Any, op: AttentionOp, *args: Any) -> tuple[Tensor, Tensor, Mask]:
+    k, v, mask = tokens(op, *args)
+    return k, v, replace(mask, window=widened(mask.window))
+
+
+def not_causal(tokens: Any, op: AttentionOp, *args: Any) -> tuple[Tensor, Tensor, Mask]:
+    k, v, mask = tokens(op, *args)
+    return k, v, replace(mask, causal=False)
+
+
+def kernel(change: Callable[[Tensor, Tensor, Tensor, Mask, Options], tuple[Any, ...]]) -> Callable[[], Any]:
+    """The sdpa kernel computes something else."""
+    sdpa = KERNELS["sdpa"]
+    return lambda: patch.dict(KERNELS, sdpa=lambda *call: sdpa(*change(*call)))
+
+
+def window_plus_one_in_a_kernel(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> tuple[Any, ...]:
+    return q, k, v, replace(mask, window=widened(mask.window)), options
+
+
+def no_gradient_of_values(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> tuple[Any, ...]:
+    return q, k, v.detach(), mask, options
+
+
+def values_of_the_wrong_group(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> tuple[Any, ...]:
+    return q, k, v.flip(1), mask, options
+
+
+def one_document(
+    q_pos: Tensor | None, k_pos: Tensor | None, q: Tensor | None = None, k: Tensor | None = None, clean: bool = False
+) -> Layout:
+    """Padding stays hidden, but documents of a row see each other."""
+    q, k = (None if segment is None else (segment != 0).long() for segment in (q, k))
+    return Layout(q_pos, k_pos, q, k, clean=clean)
+
+
+def leaks(forward: Any, op: AttentionOp, x: Tensor, step: Step, state: State | None = None) -> Tensor:
+    """A mask of large negative scores in place of −∞, say."""
+    return forward(op, x, step, state) + 1e-13 * x.detach().mean(1, keepdim=True)
+
+
+# --- positions ---
+
+
+def rope_one_too_far(tables: Any, rope: Rope, pos: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """While decoding, a token counts itself before it asks for its position."""
+    return tables(rope, pos + 1 if pos.shape[1] == 1 else pos, *args, **options)
+
+
+def queries_from_zero(bias: Any, op: T5BucketsOp, q_pos: Tensor, k_pos: Tensor, *args: Any) -> Tensor:
+    """The bias of a call's queries, as if nothing were in the cache."""
+    return bias(op, q_pos - q_pos[:, :1], k_pos, *args)
+
+
+# --- state ---
+
+
+def one_cell_off(write: Any, handle: Handle, value: Tensor, step: Step) -> None:
+    """A call's keys are written in the wrong order."""
+    write(handle, value.roll(1, 1) if isinstance(handle.leaf, PerToken) else value, step)
+
+
+def only_keys_and_values_move(reorder: Any, state: State, slots: list[int]) -> None:
+    """Beam search before it knew of recurrences."""
+    kept = {name: tensor.clone() for name, tensor in state.store.tensors.items() if _is(state, name, PerSlot)}
+    reorder(state, slots)
+    for name, tensor in kept.items():
+        state.store.tensors[name].copy_(tensor)
+
+
+def the_other_way(reorder: Any, state: State, slots: list[int]) -> None:
+    """Slot slots[i] becomes a copy of slot i."""
+    order = list(range(len(slots)))
+    for i, slot in enumerate(slots):
+        order[slot] = i
+    reorder(state, order)
+
+
+def fork_without(kind: type) -> Callable[..., None]:
+    def fork(original: Any, state: State, src: int, dst: int, length: int | None = None) -> None:
+        kept = {name: tensor[dst].clone() for name, tensor in state.store.tensors.items() if _is(state, name, kind)}
+        original(state, src, dst, length)
+        for name, tensor in kept.items():
+            state.store.tensors[name][dst] = tensor
+
+    return fork
+
+
+def recurrence_not_restored(truncate: Any, state: State, slots: Any, length: Any, snapshot: Any = None) -> None:
+    """Only the length goes back."""
+    leaves = {name: state.store.tensors[name][slots].clone().nan_to_num() for name in snapshot.leaves}
+    truncate(state, slots, length, replace(snapshot, leaves=leaves))
+
+
+def length_only(reset: Any, state: State, slots: list[int]) -> None:
+    """The slot counts as empty, and what was in it stays."""
+    state.store.length[slots] = 0
+
+
+def never_cleared(clear: Any, state: State, rows: list[int], lengths: list[int]) -> None:
+    pass
+
+
+def _is(state: State, name: str, kind: type) -> bool:
+    return isinstance(state.store.declared[name], kind)
+
+
+# --- padding and packing in recurrences, and in the state ---
+
+
+def without_starts(
+    forward: Any, op: PlainScanOp | PlainWriterOp, x: Tensor, step: Step, state: State | None = None
+) -> Tensor:
+    assert step.shared is not None
+    return forward(op, x, step.replace(shared=replace(step.shared, starts=None)), state)
+
+
+def moved_by_padding(
+    forward: Any, op: PlainScanOp | PlainWriterOp, x: Tensor, step: Step, state: State | None = None
+) -> Tensor:
+    return forward(op, x, step.replace(segment=None), state)
+
+
+@contextmanager
+def padding_written() -> Iterator[None]:
+    """Padding takes cells of the state as tokens do, and is seen there."""
+    place, note = State.place, State.note
+
+    def everything(state: State, step: Step, batch: int, tokens: int) -> Place:
+        return place(state, step.replace(segment=None), batch, tokens)
+
+    def visible(state: State, where: Place, pos: Tensor, document: Tensor) -> None:
+        note(state, where, pos, document.clamp(min=1))
+
+    with patch.object(State, "place", everything), patch.object(State, "note", visible):
+        yield
+
+
+def all_of_the_memory(cross: Any, trunk: TrunkOp, *args: Any) -> None:
+    """Cross-attention sees the source's padding."""
+
+
+def reads_padding(forward: Any, op: PlainReaderOp, ids: Tensor, step: Step) -> tuple[Tensor, Step]:
+    """Where the encoder ends is where its padding ends."""
+    return forward(op, ids, step.replace(segment=None))
+
+
+# --- the rest ---
+
+
+def counts_its_calls(forward: Any, op: Any, *args: Any) -> Tensor:
+    """A Python number that changes from call to call."""
+    op.calls = getattr(op, "calls", 0) + 1
+    return forward(op, *args) * (1 + 0 * op.calls)
+
+
+def exported_in_another_order() -> AbstractContextManager[Any]:
+    """A table whose way back is not the inverse of its way in: k, q, v."""
+
+    def change(row: Row) -> Row:
+        if "c_attn" not in row.their_names[0]:
+            return row
+        return replace(row, change=Change(row.change.into, lambda ours: row.change.back([ours[i] for i in (1, 0, 2)])))
+
+    module = family("gpt2")
+    return patch.object(module, "NAMES", [change(row) for row in module.NAMES])
+
+
+def rounded_when_saved() -> AbstractContextManager[Any]:
+    module = import_module("sublayer.weights.save")
+    write = module._write_tensors
+
+    def rounded(path: Any, tensors: dict[str, Tensor]) -> None:
+        write(path, {name: tensor.bfloat16() for name, tensor in tensors.items()})
+
+    return patch.object(module, "_write_tensors", rounded)
+
+
+def says_nothing(forward: Any, op: AttentionOp, x: Tensor, *args: Any) -> Tensor:
+    return x * 0
+
+
+ATTENTION, SCAN, LSTM = (AttentionOp, "_tokens"), (PlainScanOp, "forward"), (PlainWriterOp, "forward")
+WINDOW = "llama, windows"
+
+BROKEN = (
+    Broken("a window too wide by one in one kernel", WINDOW, "kernels",
+           kernel(window_plus_one_in_a_kernel), where="whole logits", unseen=("incremental", "packing", "padding")),
+    Broken("no gradient to the values in one kernel", "gpt2", "kernels", kernel(no_gradient_of_values),
+           where="sdpa", unseen=("incremental",)),
+    Broken("values of the wrong group in one kernel", "llama", "kernels", kernel(values_of_the_wrong_group),
+           where="whole logits", unseen=("incremental", "packing")),
+    Broken("no causal mask", "llama", "incremental", around(*ATTENTION, not_causal),
+           where="token_by_token", unseen=("kernels",)),
+    Broken("documents see each other", "gpt2", "packing",
+           lambda: patch.object(sublayer, "Layout", one_document), where="row 0", unseen=("incremental", "padding")),
+    Broken("documents leak by less than any tolerance", "gpt2", "packing", around(AttentionOp, "forward", leaks),
+           where="influence", unseen=("padding", "kernels")),
+    Broken("rope off by one while decoding", "llama", "incremental", around(Rope, "tables", rope_one_too_far),
+           where="chunked", unseen=("kernels",)),
+    Broken("T5's bias ignores the cache's offset", "t5_like", "incremental",
+           around(T5BucketsOp, "forward", queries_from_zero), where="token_by_token"),
+    Broken("keys written to the wrong cells", "llama", "incremental", around(Handle, "write", one_cell_off),
+           where="chunked", unseen=("kernels",)),
+    Broken("reorder forgets recurrences", "mamba_like", "incremental",
+           around(State, "reorder", only_keys_and_values_move), where="reordered", unseen=("packing", "padding")),
+    Broken("reorder the other way round", "gpt2", "incremental", around(State, "reorder", the_other_way),
+           where="reordered"),
+    Broken("fork forgets recurrences", "mamba_like", "incremental", around(State, "fork", fork_without(PerSlot)),
+           where="forked"),
+    Broken("fork forgets the memory", "t5_like", "incremental", around(State, "fork", fork_without(PerMemory)),
+           where="forked"),
+    Broken("truncate restores no recurrence", "mamba_like", "incremental",
+           around(State, "truncate", recurrence_not_restored), where="truncated"),
+    Broken("a stale slot keeps its NaN", "gpt2", "incremental", around(State, "reset", length_only), where="reset"),
+    Broken("cut cells keep their NaN", "llama", "incremental", around(State, "_clear", never_cleared),
+           where="truncated"),
+    Broken("no reset where a document starts", "mamba_like", "packing", around(*SCAN, without_starts),
+           where="row 0", unseen=("incremental", "padding")),
+    Broken("no new beginning where a document starts", "seq2seq_like", "packing", around(*LSTM, without_starts),
+           where="row 0"),
+    Broken("padding moves a recurrence", "mamba_like", "padding", around(*SCAN, moved_by_padding),
+           where="left", unseen=("incremental",)),
+    Broken("padding is written", "llama", "padding", padding_written, where="slot 3", unseen=("incremental",)),
+    Broken("the source's padding is seen", "t5_like", "padding", around(TrunkOp, "_cross", all_of_the_memory),
+           where="left"),
+    Broken("the decoder starts from the source's padding", "seq2seq_like", "padding",
+           around(PlainReaderOp, "forward", reads_padding), where="left", unseen=("incremental",)),
+    Broken("a Python number changes from call to call", "llama", "compile",
+           around(RMSNormOp, "forward", counts_its_calls)),
+    Broken("export is not the inverse of import", "gpt2", "round trip", exported_in_another_order, where="hf"),
+    Broken("weights are rounded when saved", "llama", "round trip", rounded_when_saved, where="sublayer"),
+    Broken("attention says nothing", "gpt2", "learning", around(AttentionOp, "forward", says_nothing),
+           unseen=("incremental", "packing", "padding", "round trip")),
+)  # fmt: skip

@@ -1,0 +1,60 @@
+"""The models that pass through the contracts: every family of recipes, variants that take other paths, and four
+architectures of tests/models, which prove the places that no recipe uses yet."""
+
+from collections.abc import Sequence
+
+import torch
+
+from sublayer.nn.rope import Rope
+from sublayer.nn.rope_scaling import DynamicNtk, Linear, Llama3, LongRope, Yarn
+from sublayer.recipes import FAMILIES, family
+from tests.contracts import Case, Document
+from tests.models import mamba_like, seq2seq_like, t5_like, two_stream
+
+
+def _recipe(name: str) -> Case:
+    module = family(name)
+    return Case(name, getattr(module, name)(**module.TINY), module.EXEMPT, hf=bool(module.HF))
+
+
+def _variant(
+    family_name: str, suffix: str, *, hf: bool = True, length_dependent: bool = False, **changes: object
+) -> Case:
+    module = family(family_name)
+    spec = getattr(module, family_name)(**module.TINY | changes)
+    return Case(f"{family_name}, {suffix}", spec, module.EXEMPT, hf, length_dependent)
+
+
+def _alignments(case: Case, lengths: Sequence[int], seed: int) -> list[Document]:
+    """Three aligned rows of ids each."""
+    generator = torch.Generator().manual_seed(seed)
+    vocab = two_stream.TINY["vocab"]
+    return [Document({"rows": torch.randint(vocab, (3, length), generator=generator)}) for length in lengths]
+
+
+# Lengths are chosen so that the contracts' documents, of up to 19 tokens, cross them.
+DYNAMIC = Rope(scaling=DynamicNtk(2.0, trained_length=8))
+LONG = Rope(scaling=LongRope((1.0, 1.1, 1.3, 1.6), (1.0, 2.0, 3.5, 6.0), trained_length=8, factor=4.0))
+
+VARIANTS = (
+    _variant("gpt2", "untied", tied=False),
+    # Each layer its own window, which no config.json of this line says.
+    _variant("llama", "windows", hf=False, window=(4, 6)),
+    _variant("llama", "Mistral's window", window=5),
+    _variant("llama", "Qwen2", qkv_bias=True, tied=True),
+    _variant("llama", "multi-query, interleaved pairs", hf=False, kv_heads=1, rope=Rope(pairing="interleaved", size=4)),
+    _variant("llama", "llama3 rope", rope=Rope(scaling=Llama3(8.0, 1.0, 4.0, trained_length=32))),
+    _variant("llama", "linear rope", rope=Rope(scaling=Linear(2.5))),
+    _variant("llama", "YaRN", rope=Rope(scaling=Yarn(4.0, trained_length=8))),
+    _variant("llama", "dynamic NTK", length_dependent=True, rope=DYNAMIC),
+    _variant("llama", "LongRoPE", length_dependent=True, rope=LONG),
+)
+
+MODELS = (
+    Case("t5_like", t5_like.t5_like(**t5_like.TINY), t5_like.EXEMPT),
+    Case("mamba_like", mamba_like.mamba_like(**mamba_like.TINY), mamba_like.EXEMPT),
+    Case("seq2seq_like", seq2seq_like.seq2seq_like(**seq2seq_like.TINY), seq2seq_like.EXEMPT),
+    Case("two_stream", two_stream.two_stream(**two_stream.TINY), two_stream.EXEMPT, documents=_alignments),
+)
+
+CASES = {case.name: case for case in (*map(_recipe, FAMILIES), *VARIANTS, *MODELS)}

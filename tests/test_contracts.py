@@ -1,0 +1,159 @@
+"""Every model through every contract; faults on purpose through the contract that has to see them."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+from sublayer.nn.attention import AttentionOp
+from sublayer.recipes import CONTRACTS as NAMED
+from sublayer.recipes import FAMILIES, family, names_of_sizes
+from sublayer.recipes import model as published
+from sublayer.state import State
+from sublayer.step import Step
+from tests.broken import BROKEN, Broken, around, window_plus_one
+from tests.cases import CASES
+from tests.contracts import CONTRACTS, EXACT, alone, assert_near, beats_unigrams, compiled, rough, with_its_past
+
+KIB = 1024
+# (parameters, bytes of state a token in 2-byte elements), from the papers, model cards and published checkpoints.
+PUBLISHED = {
+    "gpt2-124m": (124_439_808, 36 * KIB),
+    "gpt2-355m": (354_823_168, 96 * KIB),
+    "gpt2-774m": (774_030_080, 180 * KIB),
+    "gpt2-1.5b": (1_557_611_200, 300 * KIB),
+    "gpt3-175b": (174_604_259_328, 4608 * KIB),  # by arithmetic; the paper rounds to 175.0B
+    "llama2-7b": (6_738_415_616, 512 * KIB),
+    "llama2-13b": (13_015_864_320, 800 * KIB),
+    "llama2-70b": (68_976_648_192, 320 * KIB),
+    "llama3-8b": (8_030_261_248, 128 * KIB),
+    "llama3-70b": (70_553_706_496, 320 * KIB),
+    "llama3.1-405b": (405_853_388_800, 504 * KIB),
+    "llama3.2-1b": (1_235_814_400, 32 * KIB),
+    "tinyllama-1.1b": (1_100_048_384, 22 * KIB),
+    "smollm2-135m": (134_515_008, 45 * KIB // 2),
+    "mistral-7b": (7_241_732_096, 128 * KIB),
+    "qwen2.5-0.5b": (494_032_768, 12 * KIB),
+}
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("name", CASES)
+def test_contract(name: str, contract: str) -> None:
+    case = CASES[name]
+    if contract in case.exempt:
+        pytest.skip(case.exempt[contract])
+    CONTRACTS[contract](case)
+
+
+@pytest.mark.parametrize("size", names_of_sizes())
+def test_size(size: str) -> None:
+    parameters, bytes_a_token = PUBLISHED[size]
+    model = published(size).build(device="meta", dtype=torch.bfloat16)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    assert State.allocate(model, 1, 16).bytes_per("token") == bytes_a_token
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_parity_is_tested(name: str) -> None:
+    """Parity lives with the family: some test there holds the model against an independent implementation."""
+    tree = ast.parse((Path(__file__).parent / "recipes" / f"test_{name}.py").read_text(encoding="utf-8"))
+    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    calls = {n.func.id for t in tests for n in ast.walk(t) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    assert "check_parity" in calls
+
+
+def test_each_contract_is_tested_and_each_exemption_has_a_reason() -> None:
+    assert {*CONTRACTS, "size", "parity"} == set(NAMED)
+    for case in CASES.values():
+        assert case.exempt.keys() <= set(NAMED), case.name
+        assert all(len(reason.split()) > 3 for reason in case.exempt.values()), case.name
+    assert {name for name in FAMILIES if name not in CASES} == set()
+    assert {name for name in FAMILIES if not family(name).SIZES} == set()
+
+
+# --- what is slow in the contracts ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_decoding_is_one_graph_of_inductor(name: str) -> None:
+    compiled(CASES[name], "inductor")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mamba_like"])
+def test_some_steps_on_real_text_beat_unigrams(name: str) -> None:
+    beats_unigrams(CASES[name], steps=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.language_model])
+def test_more_steps_on_real_text_beat_unigrams(name: str) -> None:
+    beats_unigrams(CASES[name], steps=150)
+
+
+# --- the contracts themselves ---
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
+def test_a_broken_op_fails_its_contract(broken: Broken) -> None:
+    case = CASES[broken.case]
+    with broken.fault():
+        for name in broken.unseen:
+            CONTRACTS[name](case)
+        with pytest.raises(AssertionError) as caught:
+            CONTRACTS[broken.contract](case)
+    assert broken.where in "\n".join(getattr(caught.value, "__notes__", [])), "it failed elsewhere"
+
+
+def test_a_window_too_wide_by_one_in_the_op_is_seen_by_no_contract_but_parity() -> None:
+    """Both sides of every comparison share it, so the reference has to be another statement of the window: here an
+    explicit mask on the same model without windows."""
+    case = CASES["llama, windows"]
+    model, free = rough(case), rough(case)
+    for op in _attentions(free):
+        op.spec = op.spec.replace(window=None)
+    (document,) = case.documents(case, [15], 1)
+    for window in (4, 6):
+        for op in _attentions(model):
+            op.spec = op.spec.replace(window=window)
+        distance = torch.arange(15)[:, None] - torch.arange(15)
+        expected = alone(free, document, Step(mask=distance < window))
+        assert_near(alone(model, document), expected, EXACT[torch.float64])
+        with around(AttentionOp, "_tokens", window_plus_one)(), pytest.raises(AssertionError):
+            assert_near(alone(model, document), expected, EXACT[torch.float64])
+    with around(AttentionOp, "_tokens", window_plus_one)():
+        for name in ("incremental", "packing", "padding", "kernels", "compile"):
+            CONTRACTS[name](case)
+
+
+def _attentions(model: torch.nn.Module) -> list[AttentionOp]:
+    return [module for module in model.modules() if isinstance(module, AttentionOp)]
+
+
+@torch.no_grad()
+def test_its_past_is_the_plain_forward_where_no_length_matters() -> None:
+    case = CASES["llama"]
+    model = rough(case)
+    (document,) = case.documents(case, [12], 2)
+    for calls in ([(0, 12)], [(0, 3), (3, 4), (4, 12)], [(0, 9), (5, 12)]):
+        expected = alone(model, document)[calls[-1][0] :]
+        assert_near(with_its_past(model, document, calls), expected, EXACT[torch.float64])
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.length_dependent])
+@torch.no_grad()
+def test_with_one_layer_each_step_is_the_last_token_of_its_prefix(name: str) -> None:
+    """Deeper layers keep keys made of vectors that were computed when the document was shorter. The first cannot."""
+    case = CASES[name]
+    model = rough(case)
+    del model.get_submodule("decoder.blocks")["1"]  # pyright: ignore[reportIndexIssue]
+    (document,) = case.documents(case, [14], 3)
+    state, whole = State.allocate(model, 1, 14), alone(model, document)
+    for i in range(14):
+        logits = model(document.inputs[None, i : i + 1], Step(), state)
+        prefix = model(document.inputs[None, : i + 1])
+        assert_near(logits[0, -1], prefix[0, -1], EXACT[torch.float64])
+    # Frequencies did change on the way, or the test would say nothing.
+    assert not torch.allclose(whole[5], model(document.inputs[None, :6])[0, 5])
