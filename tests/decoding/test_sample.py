@@ -222,13 +222,14 @@ def test_a_draw_depends_on_seed_and_number_alone() -> None:
     assert abs(float(numbers.mean()) - 0.5) < 4 / (12 * 10_000) ** 0.5
 
 
-def test_the_last_draw_below_one_stays_inside(monkeypatch) -> None:
+@pytest.mark.parametrize("number", [0.0, 1 - 2.0**-53])
+def test_the_first_and_the_last_number_stay_inside(number, monkeypatch) -> None:
     module = import_module("sublayer.decoding.sample")  # the package exports the function of that name
-    monkeypatch.setattr(module, "uniform", lambda seed, draw: 1 - 2.0**-53)
+    monkeypatch.setattr(module, "uniform", lambda seed, draw: number)
     for _ in range(200):
         logits = torch.randn(50)
-        logits[-10:] = -INF
-        assert sample(logits, Sampling()) < 40
+        logits[:10] = logits[-10:] = -INF
+        assert 10 <= sample(logits, Sampling()) < 40
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,10 +10,17 @@ from sublayer.text import Bytes
 
 
 class Pieces:
-    """A StreamDecoder whose ids number given pieces of text."""
+    """A tokenizer, and its stream, whose ids number given pieces of text."""
 
     def __init__(self, pieces: Sequence[str]) -> None:
         self.pieces = pieces
+
+    @property
+    def size(self) -> int:
+        return len(self.pieces)
+
+    def stream(self) -> "Pieces":
+        return self
 
     def push(self, token: int) -> str:
         return self.pieces[token]
@@ -21,9 +29,14 @@ class Pieces:
         return ""
 
 
+def growing(pieces: Sequence[str], stops: Sequence[str]) -> GrowingText:
+    tokenizer: Any = Pieces(pieces)
+    return GrowingText(tokenizer, stops)
+
+
 def read(pieces: Sequence[str], stops: Sequence[str]) -> tuple[list[str], bool]:
     """What each piece makes certain, until a stop string is complete; then what the end brings."""
-    text, released = GrowingText(Pieces(pieces), stops), []
+    text, released = growing(pieces, stops), []
     for token in range(len(pieces)):
         released.append(text.push(token))
         if text.stopped:
@@ -77,7 +90,7 @@ def test_the_text_does_not_depend_on_how_it_is_split(pieces, stops) -> None:
 
 @given(st.lists(st.text("ab", max_size=5), max_size=10), st.lists(letters, max_size=3))
 def test_nothing_that_may_still_be_cut_is_released_and_nothing_else_is_held(pieces, stops) -> None:
-    text, seen, shown = GrowingText(Pieces(pieces), stops), "", ""
+    text, seen, shown = growing(pieces, stops), "", ""
     for token, piece in enumerate(pieces):
         shown, seen = shown + text.push(token), seen + piece
         if text.stopped:
@@ -91,7 +104,7 @@ def test_nothing_that_may_still_be_cut_is_released_and_nothing_else_is_held(piec
 
 @pytest.mark.parametrize("stops", [[], ["é!"]])
 def test_characters_come_whole(stops) -> None:
-    text = GrowingText(Bytes().stream(), stops)
+    text = GrowingText(Bytes(), stops)
     assert [text.push(byte) for byte in "aé€".encode()] == [
         "a",
         "",
@@ -102,3 +115,8 @@ def test_characters_come_whole(stops) -> None:
     ]
     assert text.push(0xE2) == ""
     assert text.finish() == "�"  # an incomplete character at the end
+
+
+def test_ids_beyond_the_tokenizer_read_as_nothing() -> None:
+    text = GrowingText(Bytes())  # ids 0 to 255
+    assert [text.push(token) for token in (97, 256, 999, 98)] == ["a", "", "", "b"]

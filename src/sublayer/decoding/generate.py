@@ -187,7 +187,7 @@ class _Live:
         self._options = options
         self._count = 0
         self._seen = set(row.prompt)
-        self._text = GrowingText(tokenizer.stream(), options.stops) if tokenizer is not None else None
+        self._text = GrowingText(tokenizer, options.stops) if tokenizer is not None else None
 
     def take(self, logits: Tensor) -> Event:
         """Chooses the next token from logits [V]."""

@@ -111,7 +111,7 @@ def read_rows(
             raise InputError(f"row {index}: the prompt of {len(prompt)} tokens is longer than {of}")
     for token in options.stop_ids or ():
         if not 0 <= token < vocab:
-            raise UsageError(f"stop_ids: {token} is outside the vocabulary of {vocab}")
+            raise UsageError(f"stop token {token} is outside the vocabulary of {vocab}; stop_ids=() stops at none")
     if options.stops and tokenizer is None:
         raise UsageError("stop strings need a tokenizer; give tokenizer=…, or stop_ids")
     # The last token is an answer and is never read, so a context of n positions gives room for one more.

@@ -6,25 +6,27 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..text.tokenizer import StreamDecoder
+    from ..text.tokenizer import Tokenizer
 
 
 class GrowingText:
     """Ids in, one at a time; text out that is certain. What may turn out to begin a stop string is held back.
 
     Of several stop strings the one that is complete first counts, so that the cut does not depend on how the text
-    is split into tokens; of those complete at the same character, the longest.
+    is split into tokens; of those complete at the same character, the longest. Ids that the tokenizer does not know
+    (models often have more rows than their tokenizer has ids) read as nothing.
     """
 
-    def __init__(self, decoder: StreamDecoder, stops: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
         self.stopped = False
-        self._decoder = decoder
+        self._known = tokenizer.size
+        self._decoder = tokenizer.stream()
         self._stops = tuple(stops)
         self._held = ""
 
     def push(self, token: int) -> str:
         """The text that has become certain with this id; sets `stopped` where a stop string is complete."""
-        return self._release(self._decoder.push(token))
+        return self._release(self._decoder.push(token)) if token < self._known else ""
 
     def finish(self) -> str:
         """What was held back, at the end of the row."""
