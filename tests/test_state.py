@@ -510,6 +510,23 @@ def test_a_learned_table_counts_on_from_what_the_state_holds() -> None:
         made(torch.tensor([[1, 2]]), None, state)
 
 
+def test_a_call_that_breaks_off_between_layers_counts_for_nothing(monkeypatch) -> None:
+    """Its keys and positions lie behind the slot's end: no later call may see them, not even beside a longer row."""
+    made = attention_only()
+    state = State.allocate(made, 2, 8)
+    ids = torch.randint(V, (2, 6))
+    made(ids[:, :2], None, state)
+    with monkeypatch.context() as patch:
+        patch.setattr(made.decoder.blocks["1"].ffn.op, "forward", lambda *inputs: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            made(torch.randint(V, (2, 4)), None, state)
+    made(ids[:1, 2:5], None, state)
+    expected = torch.cat([made(ids[:1]), made(torch.cat([ids[1:, :2], ids[1:, 5:]], 1)).expand(1, -1, -1)[:, -1:]], 1)
+    last = made(ids[:, 5:], None, state)
+    assert_close(last[0], expected[0, 5:6], rtol=0, atol=1e-12)
+    assert_close(last[1], expected[0, 6:7], rtol=0, atol=1e-12)
+
+
 # --- files ---
 
 

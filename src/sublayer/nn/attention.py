@@ -106,6 +106,8 @@ class AttentionOp(Op):
         self.k_norm = spec.qk_norm.build(self.head_size, context) if spec.qk_norm else None
         self.sink_logits = nn.Parameter(torch.empty(spec.heads)) if spec.sinks else None
         self.rope = spec.position if isinstance(spec.position, Rope) else None
+        if self.rope is not None:
+            self.rope.rotated(self.head_size)  # refuses sizes that do not fit
         self.table = context.number(self.rope, self.head_size) if self.rope else 0
         self.shaw = spec.position.build(self.head_size, context) if isinstance(spec.position, Shaw) else None
 
