@@ -16,7 +16,7 @@ from unittest.mock import patch
 from torch import Tensor
 
 from sublayer.names import Change, Row
-from sublayer.nn import sublayer
+from sublayer.nn import geometry, sublayer
 from sublayer.nn.attend import KERNELS
 from sublayer.nn.attention import AttentionOp
 from sublayer.nn.mask import Layout, Mask
@@ -24,7 +24,6 @@ from sublayer.nn.norm import RMSNormOp
 from sublayer.nn.position import T5BucketsOp
 from sublayer.nn.reference import Options
 from sublayer.nn.rope import Rope
-from sublayer.nn.sublayer import TrunkOp
 from sublayer.recipes import family
 from sublayer.state import Handle, PerMemory, PerSlot, PerToken, State
 from sublayer.step import Place, Step
@@ -45,8 +44,8 @@ class Broken:
     unseen: tuple[str, ...] = ()
 
 
-def around(cls: type, method: str, changed: Callable[..., Any]) -> Callable[[], AbstractContextManager[Any]]:
-    """cls.method(self, …) becomes changed(original, self, …)."""
+def around(cls: Any, method: str, changed: Callable[..., Any]) -> Callable[[], AbstractContextManager[Any]]:
+    """cls.method(self, …) becomes changed(original, self, …); cls may be a module, and self the first argument."""
     original = getattr(cls, method)
 
     def replaced(self: Any, *args: Any, **options: Any) -> Any:
@@ -200,7 +199,7 @@ def padding_written() -> Iterator[None]:
         yield
 
 
-def all_of_the_memory(cross: Any, trunk: TrunkOp, *args: Any) -> None:
+def all_of_the_memory(cross: Any, step: Step, *args: Any) -> None:
     """Cross-attention sees the source's padding."""
 
 
@@ -286,7 +285,7 @@ BROKEN = (
     Broken("padding moves a recurrence", "mamba_like", "padding", around(*SCAN, moved_by_padding),
            where="left", unseen=("incremental",)),
     Broken("padding is written", "llama", "padding", padding_written, where="slot 3", unseen=("incremental",)),
-    Broken("the source's padding is seen", "t5_like", "padding", around(TrunkOp, "_cross", all_of_the_memory),
+    Broken("the source's padding is seen", "t5_like", "padding", around(geometry, "_cross", all_of_the_memory),
            where="left"),
     Broken("the decoder starts from the source's padding", "seq2seq_like", "padding",
            around(PlainReaderOp, "forward", reads_padding), where="left", unseen=("incremental",)),

@@ -5,7 +5,6 @@ B batch, L new tokens, M keys, D model width, N heads, V vocabulary. Modules pas
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -14,11 +13,11 @@ from torch import Tensor, nn
 
 from ..errors import InputError, SpecError
 from ..state import State
-from ..step import Shared, Step, document_lengths, document_positions, document_starts
+from ..step import Step
 from .embed import Embed
+from .geometry import locate, share
 from .head import Head
 from .initialise import Init, initialise
-from .mask import Layout
 from .op import Context, Extras, Part, Tree, scoped
 from .rope import Rope
 
@@ -197,12 +196,12 @@ class TrunkOp(nn.Module):
 
     def forward(self, inputs: Any, step: Step, state: State | None = None) -> tuple[Tree, Step, Extras]:
         if isinstance(inputs, Tensor) and not inputs.is_floating_point():  # ids; images and frames are no tokens yet
-            step = self._locate(step, inputs, state)
+            step = locate(step, inputs, state)
         x, step = self.embed(inputs, step)
         stream = next(iter(cast("dict[str, Tensor]", x).values())) if isinstance(x, dict) else cast(Tensor, x)
         if step.shared is None:  # the front end changed lengths or positions
-            step = self._locate(step, stream, state)
-        step = self._share(step, stream, state)
+            step = locate(step, stream, state)
+        step = share(step, stream, state, self.rotary, self.bias)
         extras: Extras = {}
         blocks = scoped(state, "blocks")
         for name, block in self.blocks.items():
@@ -211,81 +210,6 @@ class TrunkOp(nn.Module):
         if self.norm is not None:
             x = self.norm(x, step)
         return cast(Tree, x), step, extras
-
-    def _locate(self, step: Step, tokens: Tensor, state: State | None) -> Step:
-        """Positions, documents and cells of the new tokens, before the front end reads positions."""
-        if state is None and step.segment is None:
-            return step.replace(shared=Shared())
-        batch, length = tokens.shape[:2]
-        for name, given in (("segment", step.segment), ("pos", step.pos)):
-            if given is not None and given.shape[-1] != length:
-                raise InputError(f"Step.{name} is {list(given.shape)}, the inputs are [{batch}, {length}]")
-        place, first, document = None, 0, torch.ones(1, 1, dtype=torch.long, device=tokens.device)
-        if state is not None:
-            place = state.place(step, batch, length)
-            first, document = state.last(place)
-        starts = None
-        if step.segment is not None:
-            starts = document_starts(step.segment)
-            document = torch.where(step.segment != 0, document + starts.long().cumsum(1), 0)
-            pos = document_positions(step.segment, starts, first)
-        else:
-            document = document.expand(batch, length)
-            pos = first + torch.arange(length, device=tokens.device)[None]
-        pos = step.pos if step.pos is not None else pos
-        return step.replace(pos=pos, shared=Shared(place=place, starts=starts, document=document))
-
-    def _share(self, step: Step, x: Tensor, state: State | None) -> Step:
-        """The layouts, rotary tables and score bias that all layers use."""
-        assert step.shared is not None
-        place, starts, document = step.shared.place, step.shared.starts, step.shared.document
-        pos = step.pos if step.pos is not None else torch.arange(x.shape[1], device=x.device)[None]
-        k_pos, k_document, layout = pos, document, None
-        if state is not None and place is not None and document is not None:
-            state.note(place, pos.expand(x.shape[:2]), document)  # not before the front end has taken the inputs
-            k_pos, k_document = state.keys(place)
-            clean = not torch.compiler.is_compiling() and int(document.max()) <= 1  # hidden cells are empty ones
-            layout = Layout(pos.expand(x.shape[:2]), k_pos, document, k_document, clean=clean)
-        elif document is not None or step.pos is not None:
-            layout = Layout(pos, pos, document, document)
-        shared = Shared(place, starts, document, layout, self._cross(step, x, state))
-        shared = replace(shared, **self._rotary(pos, k_pos, document, k_document, x.dtype))
-        return step.replace(shared=shared, bias=step.bias if self.bias is None else self.bias(pos, k_pos, x.dtype))
-
-    def _cross(self, step: Step, x: Tensor, state: State | None) -> Layout | None:
-        """Who sees which memory: the documents of the same number, or all of it where the tokens name none."""
-        place = step.shared.place if step.shared is not None else None
-        segment, kept = step.memory_segment, False
-        if state is not None and place is not None and state.memory_segment.shape[1]:
-            if step.memory is None:
-                segment, kept = state.memory_segment[:, : place.memory_used][place.rows], True
-            else:
-                whole = torch.ones(step.memory.shape[:2], dtype=torch.int32, device=x.device)
-                state.remember(segment if segment is not None else whole, place)
-        if segment is None:
-            return None
-        if step.segment is not None:
-            return Layout(None, None, step.segment, segment.long(), clean=kept)
-        return Layout(None, None, torch.ones_like(x[..., 0], dtype=torch.long), (segment != 0).long(), clean=kept)
-
-    def _rotary(
-        self, pos: Tensor, k_pos: Tensor, document: Tensor | None, k_document: Tensor | None, dtype: torch.dtype
-    ) -> dict[str, Any]:
-        """Tables for the new tokens, and for all keys where a scaling depends on the document's length."""
-        lengths, k_lengths = None, None
-        if any(rope.dynamic for rope, _ in self.rotary):
-            if document is None or k_document is None:
-                k_lengths = (k_pos.amax(1, keepdim=True) + 1).expand_as(k_pos)
-                lengths = k_lengths[:, :1].expand_as(pos)
-            else:
-                k_lengths, lengths = document_lengths(k_pos.expand_as(k_document), k_document, document)
-        tables: list[tuple[Tensor, Tensor]] = []
-        key_tables: list[tuple[Tensor, Tensor] | None] = []
-        for rope, head_size in self.rotary:
-            tables.append(rope.tables(pos, head_size, lengths=lengths if rope.dynamic else None, dtype=dtype))
-            keys = rope.tables(k_pos, head_size, lengths=k_lengths, dtype=dtype) if rope.dynamic else None
-            key_tables.append(keys)
-        return {"rotary": tuple(tables), "key_rotary": tuple(key_tables)}
 
 
 class Model(Part):
@@ -340,8 +264,11 @@ class Model(Part):
 
     def empty(self, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> ModelOp:
         """The model with room for its parameters and no values yet: what a checkpoint is read into."""
-        with torch.device("meta"):
-            model = ModelOp(self)
+        try:
+            with torch.device("meta"):
+                model = ModelOp(self)
+        except RuntimeError as error:  # torch cannot count so many bytes
+            raise SpecError(f"sizes beyond any memory: {error}") from None
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):
                 room = torch.empty(parameter.shape, dtype=dtype, device=device)
