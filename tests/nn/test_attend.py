@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sublayer.errors import InputError, MaskError
-from sublayer.nn.attend import KERNELS, attend
+from sublayer.nn.attend import KERNELS, attend, choose
 from sublayer.nn.mask import Layout, Mask
 from sublayer.nn.reference import Options
 from tests.nn.attention import MASKS, SCALE, agree, close, inputs, outcome
@@ -397,9 +397,53 @@ def test_tiled_memory_is_linear_with_everything(options):
         assert largest_and_saved(kernel, mask, 2048, **given)[0] < 2048 * 2048 // 4
 
 
+@pytest.mark.parametrize("kernel", ["sdpa", "auto", "tiled"])
+@pytest.mark.usefixtures("_real_blocks")
+def test_a_chunk_of_a_prefill_needs_no_mask(kernel):
+    q, k, v = inputs(600, 3000, B=1, N=1, K=1, H=8, dtype=torch.float32)
+    for layout in (None, Layout(torch.arange(2400, 3000)[None], torch.arange(3000)[None])):
+        with Allocated() as made:
+            attend(q, k, v, Mask(causal=True, layout=layout), scale=SCALE, kernel=kernel)
+        assert made.largest < 600 * 3000 // 8
+
+
 def test_the_reference_does_build_all_scores():
     """The measure above has teeth."""
     assert largest_and_saved("reference", Mask(causal=True), 1024)[0] >= 1024 * 1024
+
+
+# -------------------------------------------------------------------------------------------------- the rule of auto
+
+AUTO = [
+    ("sdpa", Mask(causal=True), 2048, {}),
+    ("sdpa", Mask(causal=True, window=64), 2048, {}),
+    ("sdpa", Mask(prefix=100), 2048, {}),
+    ("sdpa", Mask(causal=True, layout=packed(2048)), 2048, {}),
+    ("sdpa", Mask(allowed=torch.ones(2048, dtype=torch.bool)), 2048, {}),
+    ("sdpa", Mask(causal=True), 2048, {"bias": torch.zeros(1)}),
+    ("tiled", Mask(causal=True), 2048, {"bias": torch.zeros(1, requires_grad=True)}),
+    ("tiled", Mask(causal=True), 2048, {"dropout": 0.1}),
+    ("sdpa", Mask(causal=True), 128, {"dropout": 0.1}),
+    ("tiled", Mask(causal=True, window=64, keep_first=4), 2048, {}),
+    ("sdpa", Mask(causal=True, window=64, keep_first=4), 128, {}),
+    ("tiled", Mask(causal=True), 2048, {"softcap": 5.0}),
+    ("reference", Mask(causal=True), 128, {"softcap": 5.0}),
+    ("tiled", Mask(causal=True), 2048, {"sink_logits": torch.zeros(2)}),
+    ("reference", Mask(causal=True), 2048, {"weights": True}),
+]
+
+
+@pytest.mark.parametrize(("chosen", "mask", "length", "options"), AUTO)
+def test_auto_follows_its_rule(chosen, mask, length, options):
+    q, k, _ = inputs(length, length, B=1, N=2, K=1)
+    assert choose(q, k, mask, Options(SCALE, **options)) == chosen
+
+
+def test_auto_decodes_by_few_large_operations():
+    q, k, _ = inputs(1, 300_000, B=1, N=2, K=1, H=1)
+    layout = Layout(torch.tensor([[299_999]]), torch.arange(300_000)[None])
+    assert choose(q, k, Mask(causal=True, layout=layout), Options(SCALE)) == "sdpa"
+    assert choose(q, k, Mask(causal=True, layout=layout), Options(SCALE, softcap=5.0)) == "reference"
 
 
 # ----------------------------------------------------------------------------------------------- what is refused

@@ -3,7 +3,7 @@
 B batch, N query heads, K key/value heads, L query length, M key length, H head size, Hv value head size.
 """
 
-from typing import Literal
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -11,12 +11,42 @@ from torch import Tensor
 from ..errors import InputError, MaskError, nearest
 from .mask import Mask
 from .reference import KernelFunction, Options, reference
-from .sdpa import linear, sdpa
+from .sdpa import FEW, linear, sdpa
 from .tiled import tiled
 
 Kernel = Literal["auto", "reference", "sdpa", "tiled", "flex", "triton"]
 
 
+@overload
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None = None,
+    *,
+    scale: float,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    sink_logits: Tensor | None = None,
+    dropout: float = 0.0,
+    weights: Literal[False] = False,
+    kernel: Kernel = "auto",
+) -> Tensor: ...
+@overload
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None = None,
+    *,
+    scale: float,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    sink_logits: Tensor | None = None,
+    dropout: float = 0.0,
+    weights: bool,
+    kernel: Kernel = "auto",
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def attend(
     q: Tensor,
     k: Tensor,
@@ -63,24 +93,26 @@ def attend(
 
 
 def choose(q: Tensor, k: Tensor, mask: Mask, options: Options) -> str:
-    """The kernel that "auto" picks, the fastest that was measured (docs/attention.md) of those without L × M tensors.
+    """The kernel that "auto" picks; the bounds are where the times crossed, forward and backward (docs/attention.md).
 
-    weights asked for: reference, which alone has them.
-    no softcap, no sinks: sdpa, as long as it needs no L × M tensor, or L · M is small.
-    the rest: tiled, or for small L · M reference, whose few large operations beat many small ones there.
+    weights: reference, which alone has them.
+    softcap or sinks: tiled, or reference below 256 × 256 scores or for a few queries, where few large operations beat
+    many small ones.
+    the rest: sdpa where it needs no tensor of L × M (causal, windows, documents, padding, prefixes), and where that
+    tensor is given (an explicit mask, a fixed bias): its kernel stays fused. Otherwise (dropout, a bias that learns,
+    kept first keys, torn documents) tiled, or sdpa below 512 × 512 scores.
     Compiled, tiled is not to be had (it reads values to skip tiles): sdpa, or reference for softcap and sinks.
     """
-    L, M = q.shape[2], k.shape[2]
+    L, M, compiling = q.shape[2], k.shape[2], torch.compiler.is_compiling()
     if options.weights:
         return "reference"
-    compiling = torch.compiler.is_compiling()
-    small = compiling or L * M <= SMALL
     if options.softcap is not None or options.sink_logits is not None:
-        return "reference" if small else "tiled"
-    return "sdpa" if small or linear(mask, options, L, M) else "tiled"
-
-
-SMALL = 1024 * 1024  # cells of a score matrix that are not worth tiles: 4 MB a head in fp32
+        return "reference" if compiling or L <= FEW or L * M <= 256 * 256 else "tiled"
+    if compiling or L * M <= 512 * 512 or linear(mask, options, L, M):
+        return "sdpa"
+    learned = options.bias is not None and options.bias.requires_grad and torch.is_grad_enabled()
+    given = mask.allowed is not None or options.bias is not None
+    return "sdpa" if given and not learned and options.dropout == 0 else "tiled"
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> Tensor | tuple[Tensor, Tensor]:

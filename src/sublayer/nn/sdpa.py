@@ -29,9 +29,11 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> Tenso
 
 
 def linear(mask: Mask, options: Options, L: int, M: int) -> bool:
-    """Whether `sdpa` does without any tensor of L × M; reads the layout's values, so False for one when compiling."""
+    """Whether `sdpa` does without any tensor of L × M, or L is small; reads the layout's values, as `sdpa` does."""
     if options.dropout > 0 or options.bias is not None:
         return False  # torch then falls back on its own form with all scores, or takes a bias as a mask
+    if L <= FEW:
+        return True
     parts = _parts(mask, L, M)
     return parts is not None and not any(part.needs_mask for row in parts for part in row)
 
@@ -118,13 +120,10 @@ def _aligned(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> T
     L, M = q.shape[2], k.shape[2]
     if mask.causal and L > M:  # the first queries lie before the first key
         return F.pad(_aligned(q[:, :, L - M :], k, v, mask, options), (0, 0, L - M, 0))
+    if mask.window is not None and mask.window >= max(L, M):  # no two positions of the document are so far apart
+        return _aligned(q, k, v, Mask(mask.causal, prefix=mask.prefix), options)
     if mask.window is not None:
-        # a window no two positions of the document can leave is none
-        return (
-            _windowed(q, k, v, mask, options)
-            if mask.window < max(L, M)
-            else _aligned(q, k, v, Mask(mask.causal, prefix=mask.prefix), options)
-        )
+        return _windowed(q, k, v, mask, options)
     if mask.prefix is not None:
         return _prefixed(q, k, v, int(mask.prefix), options)
     if not mask.causal or L == 1:
@@ -138,10 +137,10 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
         return _fused(q, k, v, options, causal=True)
     if 2 * L >= M:  # torch's own causal form starts at the first key: give it queries there too, and forget them
         return _fused(F.pad(q, (0, 0, M - L, 0)), k, v, options, causal=True)[:, :, M - L :]
-    if torch.compiler.is_compiling() or options.dropout > 0:
+    if torch.compiler.is_compiling() or options.dropout > 0 or q.device.type != "cpu":
         return _masked(q, k, v, Mask(causal=True), options)
     # The mask depends on the distance alone, so with the keys in reverse, cell (i, j) is entry i + j of one row of
-    # L + M - 1 numbers: a view of it stands for the whole mask.
+    # L + M - 1 numbers: a view of it stands for the whole mask. The kernels of a GPU want masks aligned in memory.
     row = q.new_zeros(L + M - 1)
     row[: L - 1] = -torch.inf
     return _fused(q, k.flip(2), v.flip(2), options, row.as_strided((L, M), (1, 1)))
@@ -209,14 +208,14 @@ def _band(q: Tensor, k: Tensor, v: Tensor, offset: int, mask: Mask, options: Opt
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> Tensor:
     """With the mask as a tensor."""
-    visible, unseen = mask.cells(q.shape[2], k.shape[2], q.device)
+    seen, unseen = mask.cells(q.shape[2], k.shape[2], q.device)
     if unseen is not None and not (mask.layout is not None and mask.layout.clean):
         k = k.masked_fill(unseen[:, None, :, None], 0)
         v = v.masked_fill(unseen[:, None, :, None], 0)
     if options.bias is None:
-        return _fused(q, k, v, options, visible)
+        return _fused(q, k, v, options, seen)
     bias = options.bias.to(q.dtype)
-    return _fused(q, k, v, options, bias if visible is None else torch.where(visible, bias, -torch.inf))
+    return _fused(q, k, v, options, bias if seen is None else torch.where(seen, bias, -torch.inf))
 
 
 def _fused(

@@ -8,7 +8,7 @@ Hv value head size; l and m a tile's queries and keys.
 """
 
 # Triton's language is untyped, and reads its kernels as source: names of arguments stand for pointers and constants.
-# pyright: basic, reportGeneralTypeIssues=false
+# pyright: basic, reportCallIssue=false, reportOperatorIssue=false, reportIndexIssue=false
 
 from __future__ import annotations
 
