@@ -16,7 +16,7 @@ from unittest.mock import patch
 from torch import Tensor
 
 from sublayer.names import Change, Row
-from sublayer.nn import geometry, sublayer
+from sublayer.nn import geometry
 from sublayer.nn.attend import KERNELS
 from sublayer.nn.attention import AttentionOp
 from sublayer.nn.mask import Layout, Mask
@@ -256,7 +256,7 @@ BROKEN = (
     Broken("no causal mask", "llama", "incremental", around(*ATTENTION, not_causal),
            where="token_by_token", unseen=("kernels",)),
     Broken("documents see each other", "gpt2", "packing",
-           lambda: patch.object(sublayer, "Layout", one_document), where="row 0", unseen=("incremental", "padding")),
+           lambda: patch.object(geometry, "Layout", one_document), where="row 0", unseen=("incremental", "padding")),
     Broken("documents leak by less than any tolerance", "gpt2", "packing", around(AttentionOp, "forward", leaks),
            where="influence", unseen=("padding", "kernels")),
     Broken("rope off by one while decoding", "llama", "incremental", around(Rope, "tables", rope_one_too_far),
