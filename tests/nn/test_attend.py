@@ -110,6 +110,18 @@ def test_kernels_agree_in_fp32(kernel, name):
     agree(kernel, inputs(L, M, dtype=torch.float32), mask, 1e-5)
 
 
+@pytest.mark.parametrize("name", ["causal", "window in documents", "torn documents", "ragged decoding"])
+@pytest.mark.parametrize("kernel", ["reference", *PLAIN, "auto"])
+def test_bfloat16_in_and_out_loses_what_its_rounding_loses(kernel, name):
+    """Against the same numbers in fp64: within two of bfloat16's steps, 2 · 2⁻⁷."""
+    mask, L, M = MASKS[name]
+    rounded = [x.detach().bfloat16().requires_grad_() for x in inputs(L, M)]
+    exact = [x.detach().double().requires_grad_() for x in rounded]
+    ours = outcome(kernel, rounded, mask)
+    assert all(x.dtype == torch.bfloat16 for x in ours)
+    close([x.double() for x in ours], outcome("reference", exact, mask), 2**-6)
+
+
 @pytest.mark.parametrize("Hv", [3, 12])
 @pytest.mark.parametrize("name", ["causal", "window", "causal documents", "ragged decoding", "cross"])
 @pytest.mark.parametrize("kernel", PLAIN)

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from triton import knobs
 
 from ..errors import MaskError
 from .mask import Layout, Mask
@@ -41,7 +42,7 @@ def triton_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Optio
         raise MaskError("the triton kernel has no explicit masks: reference, sdpa and tiled have, and auto picks one")
     if q.dtype == torch.float64:
         raise MaskError("the triton kernel has no fp64: reference, sdpa and tiled have, and auto picks one")
-    if not (q.is_cuda or triton.knobs.runtime.interpret):
+    if not (q.is_cuda or knobs.runtime.interpret):
         raise MaskError(f"the triton kernel needs a GPU, and q lies on {q.device}: sdpa and tiled do not")
     apply: Any = _Attention.apply
     return apply(q, k, v, options.sink_logits, mask, options)
