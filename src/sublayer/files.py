@@ -1,9 +1,16 @@
-"""Writing files so that nothing already written is ever lost."""
+"""Writing files so that nothing already written is ever lost, and tensors without pickle."""
+
+from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @contextmanager
@@ -40,3 +47,21 @@ def _alive(process: str) -> bool:
     except (ValueError, PermissionError):
         return True
     return True
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """One safetensors file. Raises SafetensorError or OSError where it cannot be written."""
+    from safetensors.torch import save_file
+
+    whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    save_file(whole, path, dict(metadata))
+
+
+def read_tensors(
+    path: Path | str, device: torch.device | str | None = None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors, metadata) of a safetensors file. Raises SafetensorError or OSError for one that is not whole."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt", device=str(device or "cpu")) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118

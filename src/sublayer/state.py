@@ -8,19 +8,18 @@ cells are cleared, so no stale NaN can reach an attention kernel.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .errors import StateError, nearest
-from .files import replacing
+from .files import read_tensors, replacing, write_tensors
 from .step import Place, Step
 
 Slots = int | Sequence[int] | Tensor
@@ -159,12 +158,13 @@ class State:
             raise StateError(f"a state needs slots ≥ 1 and length ≥ 1, got slots={slots}, length={length}")
         like = next(model.parameters(), torch.empty(0))
         device = torch.device(device) if device is not None else like.device
-        declared = {f"{path}.{name}".lstrip("."): leaf for path, op in model.named_modules()
-                    for name, leaf in _declared(op).items()}  # fmt: skip
+        modules = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())
+        declared = {f"{path}.{name}".lstrip("."): leaf for path, op in modules for name, leaf in _declared(op).items()}
 
         def make(leaf: Leaf) -> Tensor:
-            head = {PerToken: (slots, length), PerSlot: (slots,), PerMemory: (slots, memory_length)}[type(leaf)]
-            return torch.zeros(*head, *leaf.shape, dtype=leaf.dtype or dtype or like.dtype, device=device)
+            cells = {PerToken: (length,), PerMemory: (memory_length,)}.get(cast(Any, type(leaf)), ())
+            shape = (slots, *cells, *leaf.shape)
+            return torch.zeros(shape, dtype=leaf.dtype or dtype or like.dtype, device=device)
 
         def numbers(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
@@ -241,7 +241,7 @@ class State:
             index = (start[:, None] + torch.where(written, rank - 1, behind)) % store.capacity
         if compiling:
             return Place(rows, index, written, count, None, None, None)
-        starts, ends = start.tolist(), (start + count).tolist()
+        starts, ends = _ints(start), _ints(start + count)
         for row, end in enumerate(ends):
             if end > store.capacity:
                 raise StateError(
@@ -306,7 +306,7 @@ class State:
             raise StateError(f"slot {src} holds {held} tokens, {length} cannot be forked from it")
         if length < held:
             self._refuse_recurrent(f"slot {src} cannot be forked at {length} of its {held} tokens")
-        for tensor in [*self._all(), self.store.length]:
+        for tensor in self._used([src, dst]):
             tensor[dst] = tensor[src]
         if length < held:
             self._clear([dst], [length])
@@ -317,20 +317,20 @@ class State:
         rows = self._rows(slots)
         if len(rows) > len(self.store.length):
             raise StateError(f"{len(rows)} slots do not fit a state of {len(self.store.length)}")
-        for tensor in [*self._all(), self.store.length]:
+        for tensor in self._used([*rows, *range(len(rows))]):
             tensor[: len(rows)] = tensor[rows]
 
     def reset(self, slots: Slots) -> None:
         """Empties slots, memory included, for new documents."""
         rows = self._rows(slots)
-        for tensor in [*self._all(), self.store.length]:
+        for tensor in self._used(rows):
             tensor[rows] = 0
 
     def snapshot(self, slots: Slots) -> Snapshot:
         """What `truncate` needs to come back to this moment: recurrent leaves and lengths of the slots."""
         rows = self._rows(slots)
         leaves = {name: tensor[rows].clone() for name, tensor in self._of(PerSlot)}
-        return Snapshot(rows, self.store.length[rows].tolist(), leaves)
+        return Snapshot(rows, _ints(self.store.length[rows]), leaves)
 
     def truncate(self, slots: Slots, length: int | Sequence[int], snapshot: Snapshot | None = None) -> None:
         """Cuts slots back to `length` tokens; a model with recurrences needs the snapshot taken at that length.
@@ -343,7 +343,7 @@ class State:
             raise StateError(
                 f"slots {rows} cannot be cut to {lengths} tokens: give each slot once, and a length for each"
             )
-        held = self.store.length[rows].tolist()
+        held = _ints(self.store.length[rows])
         for row, now, then in zip(rows, held, lengths, strict=True):
             if not 0 <= then <= now:
                 raise StateError(f"slot {row} holds {now} tokens and cannot be cut to {then}")
@@ -372,9 +372,7 @@ class State:
         about = {"capacity": store.capacity, "memory_capacity": store.memory_capacity, "dtype": str(store.dtype)}
         try:
             with replacing(path) as beside:
-                save_file(
-                    {n: t.contiguous() for n, t in tensors.items()}, beside, {"sublayer_state": json.dumps(about)}
-                )
+                write_tensors(beside, tensors, {"sublayer_state": json.dumps(about)})
         except (SafetensorError, OSError) as error:
             raise StateError(f"{path}: cannot be written: {error}") from None
 
@@ -382,9 +380,8 @@ class State:
     def load(cls, path: Path | str, model: nn.Module, device: torch.device | str | None = None) -> State:
         """The state that `save` wrote, for the same model. Raises StateError for another model's or a broken file."""
         try:
-            with safe_open(path, "pt", device=str(device or "cpu")) as file:
-                about: dict[str, Any] = json.loads((file.metadata() or {})["sublayer_state"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors, metadata = read_tensors(path, device)
+            about: dict[str, Any] = json.loads(metadata["sublayer_state"])
             slots, dtype = len(tensors["#length"]), getattr(torch, about["dtype"].removeprefix("torch."))
             room = (slots, about["capacity"], about["memory_capacity"])
             state = cls.allocate(model, *room, dtype=dtype, device=device)
@@ -407,7 +404,7 @@ class State:
             raise StateError(f"{path}: the state of another model: {odd} is in only one of them")
         used = int(tensors["#length"].max())
         if int(tensors["#length"].min()) < 0 or used > store.capacity:
-            raise StateError(f"{path}: slots of {tensors['#length'].tolist()} tokens do not fit {store.capacity} cells")
+            raise StateError(f"{path}: slots of {_ints(tensors['#length'])} tokens do not fit {store.capacity} cells")
         for name, tensor in tensors.items():
             cells = isinstance(store.declared.get(name), PerToken) or name in ("#pos", "#document")
             target = kept[name][:, :used] if cells else kept[name]
@@ -450,14 +447,21 @@ class State:
     def _all(self) -> list[Tensor]:
         return [*self.store.tensors.values(), self.store.pos, self.store.document, self.store.memory_segment]
 
+    def _used(self, rows: list[int]) -> list[Tensor]:
+        """Everything, but of cells per token only those that one of the rows uses: the others hold zeros."""
+        store, used = self.store, int(self.store.length[rows].max()) if rows else 0
+        tokens = [*(tensor for _, tensor in self._of(PerToken)), store.pos, store.document]
+        others = [tensor for kind in (PerSlot, PerMemory) for _, tensor in self._of(kind)]
+        return [*(tensor[:, :used] for tensor in tokens), *others, store.memory_segment, store.length]
+
     def _clear(self, rows: list[int], lengths: list[int]) -> None:
-        held = self.store.length[rows].tolist()
+        held = _ints(self.store.length[rows])
         for tensor in [*(tensor for _, tensor in self._of(PerToken)), self.store.pos, self.store.document]:
             for row, start, end in zip(rows, lengths, held, strict=True):
                 tensor[row, start : max(start, end)] = 0
 
     def _rows(self, slots: Slots) -> list[int]:
-        rows: list[int] = torch.as_tensor(slots, dtype=torch.long).reshape(-1).tolist()
+        rows = _ints(torch.as_tensor(slots, dtype=torch.long).reshape(-1))
         self._known(rows)
         return rows
 
@@ -474,12 +478,16 @@ class State:
 
 def _declared(module: nn.Module) -> dict[str, Leaf]:
     state = getattr(module, "state", None)
-    return state() if callable(state) else {}
+    return cast("dict[str, Leaf]", state()) if callable(state) else {}
+
+
+def _ints(tensor: Tensor) -> list[int]:
+    return cast(Any, tensor).tolist()
 
 
 def _neighbours(slots: Tensor, count: int) -> slice | Tensor:
     """A slice where the slots are ascending neighbours, so that reading them is a view."""
-    rows: list[int] = slots.tolist()
+    rows = _ints(slots)
     bad = next((row for row in rows if not 0 <= row < count), None)
     if bad is not None:
         raise StateError(f"slot {bad}: the state has slots 0 to {count - 1}")
@@ -502,9 +510,10 @@ def _flatten(state: State) -> tuple[list[Any], Any]:
 
 def _unflatten(tensors: Any, about: Any) -> State:
     length, pos, document, memory_segment, *leaves = tensors
-    sizes, declared, names, path = about
-    leaves = dict(zip(names, leaves, strict=True))
-    return State(_Store(*sizes, dict(declared), leaves, length, pos, document, memory_segment), path)
+    (capacity, memory_capacity, dtype), declared, names, path = about
+    tensors = dict(zip(names, leaves, strict=True))
+    shared = (length, pos, document, memory_segment)
+    return State(_Store(capacity, memory_capacity, dtype, dict(declared), tensors, *shared), path)
 
 
 pytree.register_pytree_node(State, _flatten, _unflatten)

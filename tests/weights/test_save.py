@@ -14,11 +14,11 @@ from safetensors import safe_open
 import sublayer
 from sublayer.errors import SpecError, WeightsError
 from sublayer.files import replacing
-from sublayer.recipes import gpt2, llama
+from sublayer.recipes import gpt2
 from sublayer.recipes.gpt2 import TINY as TINY_GPT2
-from sublayer.recipes.llama import TINY
+from tests.tiny import tiny
 
-SPECS = {"llama": llama(**TINY), "tied llama": llama(**TINY | {"tied": True}), "gpt2": gpt2(**TINY_GPT2)}
+SPECS = {"llama": tiny(), "tied llama": tiny(tied=True), "gpt2": gpt2(**TINY_GPT2)}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -40,7 +40,7 @@ def test_what_is_written_reads_back_to_the_bit(name, layout, dtype, tmp_path) ->
 
 
 def test_own_layout_keeps_the_whole_spec_hf_the_function(tmp_path) -> None:
-    spec = llama(**TINY).override("init.std=0.5")
+    spec = tiny().override("init.std=0.5")
     sublayer.save(spec.build(), tmp_path / "own")
     assert sublayer.load(tmp_path / "own").spec == spec
 
@@ -58,10 +58,10 @@ def test_a_tied_head_is_stored_once(tmp_path) -> None:
 @pytest.mark.parametrize("full", ["weights", "description"])
 def test_a_save_that_fails_leaves_the_old_checkpoint(layout, full: str, tmp_path, monkeypatch) -> None:
     """The disk fills up while the weights, or the description after them, are being written."""
-    old = llama(**TINY).build(seed=1)
+    old = tiny().build(seed=1)
     sublayer.save(old, tmp_path, layout=layout)
     before = contents(tmp_path)
-    new = llama(**TINY | {"hidden": 40}).build(seed=2)
+    new = tiny(hidden=40).build(seed=2)
     space = OSError(errno.ENOSPC, "No space left on device")
 
     def half_written(tensors, path, metadata) -> None:
@@ -72,7 +72,7 @@ def test_a_save_that_fails_leaves_the_old_checkpoint(layout, full: str, tmp_path
         raise space
 
     if full == "weights":
-        monkeypatch.setattr(sys.modules["sublayer.weights.save"], "save_file", half_written)
+        monkeypatch.setattr(sys.modules["sublayer.weights.save"], "write_tensors", half_written)
     else:
         monkeypatch.setattr(Path, "write_text", no_room)
     with pytest.raises(WeightsError, match="cannot be written: .*No space left on device"):
@@ -97,7 +97,7 @@ try:
 except sublayer.errors.WeightsError as error:
     print(error)
 """
-    sublayer.save(llama(**TINY).build(seed=1), tmp_path)
+    sublayer.save(tiny().build(seed=1), tmp_path)
     before = contents(tmp_path)
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=os.environ)
     assert "cannot be written" in result.stdout, result.stderr
@@ -110,28 +110,34 @@ def test_a_folder_with_another_checkpoint_is_refused(other: str, tmp_path) -> No
     """Beside an index the old shards would be read, beside another description the wrong names."""
     (tmp_path / other).write_text("{}")
     with pytest.raises(WeightsError, match=f"holds {other} of another checkpoint"):
-        sublayer.save(llama(**TINY).build(), tmp_path)
+        sublayer.save(tiny().build(), tmp_path)
     assert contents(tmp_path) == {other: b"{}"}
 
 
 def test_hf_beside_a_spec_is_refused(tmp_path) -> None:
-    sublayer.save(llama(**TINY).build(), tmp_path)
+    sublayer.save(tiny().build(), tmp_path)
     with pytest.raises(WeightsError, match=r"holds spec\.json"):
-        sublayer.save(llama(**TINY).build(), tmp_path, layout="hf")
+        sublayer.save(tiny().build(), tmp_path, layout="hf")
     sublayer.load(tmp_path)
 
 
 def test_a_model_without_a_class_of_theirs_writes_nothing(tmp_path) -> None:
-    model = llama(**TINY).override("decoder.blocks.*.attn.op.softcap=30.0").build()
+    model = tiny().override("decoder.blocks.*.attn.op.softcap=30.0").build()
     with pytest.raises(SpecError, match="no Hugging Face architecture"):
         sublayer.save(model, tmp_path / "new", layout="hf")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_model_without_values_is_not_saved(tmp_path) -> None:
+    with pytest.raises(WeightsError, match="built on meta and has no values to save"):
+        sublayer.save(tiny().build(device="meta"), tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
 def test_a_path_that_is_a_file_is_one_line(tmp_path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(WeightsError, match="cannot be written"):
-        sublayer.save(llama(**TINY).build(), tmp_path / "file")
+        sublayer.save(tiny().build(), tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 
 

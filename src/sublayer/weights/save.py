@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import WeightsError
-from ..files import replacing
+from ..files import replacing, write_tensors
 from ..names import expand
 from ..nn.sublayer import ModelOp
 from ..recipes import to_hf
@@ -22,11 +20,13 @@ def save(model: ModelOp, path: Path | str, *, layout: Literal["sublayer", "hf"] 
     """Writes model.safetensors and spec.json, or, as "hf", config.json and the names transformers reads.
 
     A tied head is stored once. Raises, before anything that stood there is touched: SpecError for a model no Hugging
-    Face class has; WeightsError for a folder that holds a checkpoint of another layout or in shards, beside which this
-    one would not be read, and for a file that cannot be written.
+    Face class has; WeightsError for a model without values, for a folder that holds a checkpoint of another layout or
+    in shards, beside which this one would not be read, and for a file that cannot be written.
     """
     folder = Path(path)
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    if any(parameter.is_meta for parameter in parameters.values()):
+        raise WeightsError("the model was built on meta and has no values to save")
     if layout == "hf":
         config, family = to_hf(model.spec)
         dtype = next(iter(parameters.values())).dtype
@@ -48,12 +48,7 @@ def save(model: ModelOp, path: Path | str, *, layout: Literal["sublayer", "hf"] 
         folder.mkdir(parents=True, exist_ok=True)
         # Both are whole before either is renamed.
         with replacing(folder / "model.safetensors") as weights, replacing(folder / described) as description:
-            _write_tensors(weights, tensors)
+            write_tensors(weights, tensors, {"format": "pt"})
             description.write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"{folder}: cannot be written: {error}") from None
-
-
-@torch.no_grad()
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
