@@ -64,7 +64,7 @@ def test_a_save_that_fails_leaves_the_old_checkpoint(layout, full: str, tmp_path
     new = tiny(hidden=40).build(seed=2)
     space = OSError(errno.ENOSPC, "No space left on device")
 
-    def half_written(tensors, path, metadata) -> None:
+    def half_written(path, tensors, metadata) -> None:
         Path(path).write_bytes(b"half of the weights")
         raise space
 
