@@ -69,12 +69,13 @@ def raised() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def oracle(family: type, *, base: bool = False, **changes: Any) -> PreTrainedModel:
+def oracle(family: Any, *, base: bool = False, **changes: Any) -> PreTrainedModel:
     """A tiny fp64 model of theirs. No parameter is at a value that would hide it: biases and norms are drawn too."""
     config = family(**SMALL[family] | changes)
     config._attn_implementation = "eager"
     with raised(), warnings.catch_warnings(action="ignore"):
-        model = (BASES if base else MODELS)[family](config).double().eval()
+        made: Any = (BASES if base else MODELS)[family]
+        model: PreTrainedModel = made(config).double().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             around = 1.0 if parameter.dim() == 1 and name.endswith("weight") else 0.0
@@ -123,7 +124,7 @@ def compare(
     assert logits.dtype == torch.float64
     close(logits[real], expected[real], "logits")
     losses = [_loss(answer, ids, real) for answer in (logits, expected)]
-    close(*losses, "loss")
+    close(losses[0], losses[1], "loss")
     for loss in losses:
         loss.backward()
     gradients = exported(ours, folder, {name: p.grad for name, p in ours.named_parameters()})
@@ -161,9 +162,10 @@ def _loss(logits: Tensor, ids: Tensor, real: Tensor) -> Tensor:
 def reopened(folder: Path) -> PreTrainedModel:
     """Our export, read by transformers in fp64; it must miss nothing and find nothing left over."""
     with raised(), warnings.catch_warnings(action="ignore"):
-        model, report = AutoModelForCausalLM.from_pretrained(
+        found: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float64, attn_implementation="eager", output_loading_info=True
         )
+    model, report = found
     assert not any(report.values()), report
     return model.double().eval()
 

@@ -10,7 +10,9 @@ from sublayer.names import SAME, TRANSPOSED, Change, Row, expand, matches, rows,
 from sublayer.recipes import FAMILIES, family
 
 CHANGES = {"same": (SAME, 1), "transposed": (TRANSPOSED, 1)} | {
-    f"{n} stacked{' transposed' * transposed}": (stacked(n, transposed), n) for n in (1, 2, 3) for transposed in (0, 1)
+    f"{n} stacked{' transposed' * transposed}": (stacked(n, transposed), n)
+    for n in (1, 2, 3)
+    for transposed in (False, True)
 }
 
 

@@ -517,7 +517,7 @@ def test_a_call_that_breaks_off_between_layers_counts_for_nothing(monkeypatch) -
     ids = torch.randint(V, (2, 6))
     made(ids[:, :2], None, state)
     with monkeypatch.context() as patch:
-        patch.setattr(made.decoder.blocks["1"].ffn.op, "forward", lambda *inputs: 1 / 0)
+        patch.setattr(made.get_submodule("decoder.blocks.1.ffn.op"), "forward", lambda *inputs: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             made(torch.randint(V, (2, 4)), None, state)
     made(ids[:1, 2:5], None, state)

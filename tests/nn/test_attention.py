@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from sublayer.errors import InputError, SpecError
+from sublayer.errors import InputError, SpecError, StateError
 from sublayer.nn.attention import Attention, AttentionOp
 from sublayer.nn.embed import Embed
 from sublayer.nn.norm import RMSNorm
@@ -70,8 +70,8 @@ def op_of(model: ModelOp) -> AttentionOp:
 
 def run(model: ModelOp, ids: Tensor, step: Step | None = None) -> tuple[Tensor, Tensor]:
     """What went into the attention and what came out."""
-    seen: list[Tensor] = []
-    handle = op_of(model).register_forward_hook(lambda op, inputs, y: seen.extend((inputs[0], y)))
+    seen: list[Any] = []
+    handle = op_of(model).register_forward_hook(lambda op, inputs, y: seen.extend([inputs[0], y]))
     model(ids, step)
     handle.remove()
     return seen[0], seen[1]
@@ -204,8 +204,8 @@ def test_cross_attention_sees_all_of_its_memory_and_its_padding_never() -> None:
     model = spec.build(dtype=torch.float64).eval()
     op = op_of(model)
     ids, source = torch.randint(17, (1, 3)), torch.randint(17, (1, 5))
-    seen: list[Tensor] = []
-    op.register_forward_hook(lambda op, inputs, y: seen.extend((inputs[0], y)))
+    seen: list[Any] = []
+    op.register_forward_hook(lambda op, inputs, y: seen.extend([inputs[0], y]))
     model(ids, None, None, source)
     memory, _ = model.encode(source)
     q, k, v = ((x @ layer.weight.t()).view(-1, 2, 6) for x, layer in ((seen[0], op.q), (memory, op.k), (memory, op.v)))
@@ -234,6 +234,13 @@ def test_documents_of_a_packed_row_read_the_memory_of_their_number() -> None:
     )
     assert_close(packed[:, :2], model(ids[:, :2], None, None, source[:, :3]), rtol=0, atol=1e-12)
     assert_close(packed[:, 2:5], model(ids[:, 2:5], None, None, source[:, 3:]), rtol=0, atol=1e-12)
+
+
+def test_attention_both_ways_cannot_be_continued() -> None:
+    """A second call would see only itself: a wrong answer without a word."""
+    model = built(Attention(2, causal=False))
+    with pytest.raises(StateError, match="attention that sees both ways cannot be continued"):
+        model(torch.ones(1, 2, dtype=torch.long), None, State.allocate(model, 1, 8))
 
 
 def test_dropout_acts_in_training_only() -> None:

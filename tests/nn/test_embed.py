@@ -26,10 +26,9 @@ def test_the_sum_is_scaled_tokens_plus_positions_plus_types_then_the_norm() -> N
     op = drawn(Embed(6, 3.0, Learned(8, offset=2), types=2, norm=LayerNorm(0.1)))
     pos, types = torch.tensor([[0, 1, 2], [4, 5, 0]]), torch.tensor([[0, 1, 1], [0, 0, 1]])
     x, step = op(IDS, Step(pos=pos, types=types))
-    assert op.position is not None
     assert op.types is not None
     assert op.norm is not None
-    wanted = 3 * op.tokens.weight[IDS] + op.position.weight[pos + 2] + op.types.weight[types]
+    wanted = 3 * op.tokens.weight[IDS] + op.get_parameter("position.weight")[pos + 2] + op.types.weight[types]
     assert_close(x, op.norm(wanted), rtol=0, atol=1e-12)
     assert step.types is types
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from sublayer.errors import InputError, SpecError, StateError
-from sublayer.nn.attention import Attention
+from sublayer.nn.attention import Attention, AttentionOp
 from sublayer.nn.embed import Embed
 from sublayer.nn.feed_forward import FeedForward
 from sublayer.nn.head import Head
@@ -20,11 +20,11 @@ from sublayer.nn.op import Context, Op, Part
 from sublayer.nn.position import Alibi, T5Buckets
 from sublayer.nn.rope import Rope
 from sublayer.nn.sublayer import Block, Model, ModelOp, Sublayer, Trunk, post_norm, pre_norm, repeat
-from sublayer.recipes import gpt2, llama
+from sublayer.recipes import gpt2
 from sublayer.recipes.gpt2 import TINY as TINY_GPT2
-from sublayer.recipes.llama import TINY
 from sublayer.state import State
 from sublayer.step import Step
+from tests.tiny import tiny
 
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
 
@@ -159,7 +159,7 @@ def test_auxiliary_losses_are_summed_by_name_over_blocks() -> None:
 
 def test_layers_sit_under_stable_keys() -> None:
     """The names in every checkpoint of a tiny model: what changes here orphans files."""
-    names = [name for name, _ in llama(**TINY | {"layers": 1}).empty(device="meta").named_parameters()]
+    names = [name for name, _ in tiny(layers=1).empty(device="meta").named_parameters()]
     layer = "decoder.blocks.0"
     assert names == [
         "decoder.embed.tokens.weight",
@@ -213,8 +213,9 @@ def test_a_spec_that_builds_nothing_says_so() -> None:
 # --- the model ---
 
 
-def tiny(**changes: Any) -> ModelOp:
-    model = llama(**TINY | changes).build(dtype=torch.float64).eval()
+def drawn(**changes: Any) -> ModelOp:
+    """Larger weights than new ones, so that every part tells in the answer."""
+    model = tiny(**changes).build(dtype=torch.float64).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(5)
@@ -223,7 +224,7 @@ def tiny(**changes: Any) -> ModelOp:
 
 def test_hidden_vectors_then_the_head_are_the_logits() -> None:
     for tied in (False, True):
-        model = tiny(tied=tied)
+        model = drawn(tied=tied)
         hidden = model(IDS, output="hidden")
         assert hidden.shape == (2, 4, 32)
         assert torch.equal(model.logits(hidden), model(IDS))
@@ -232,7 +233,7 @@ def test_hidden_vectors_then_the_head_are_the_logits() -> None:
 
 
 def test_a_tied_head_is_no_second_parameter_and_gets_both_gradients() -> None:
-    model = tiny(tied=True)
+    model = drawn(tied=True)
     assert "head.weight" not in model.state_dict()
     table = model.get_parameter("decoder.embed.tokens.weight")
     model(IDS).sum().backward()
@@ -242,7 +243,7 @@ def test_a_tied_head_is_no_second_parameter_and_gets_both_gradients() -> None:
 
 
 def test_a_head_scales_adds_its_bias_and_caps() -> None:
-    spec = llama(**TINY).override('head={"spec": "Head", "bias": true, "scale": 0.5, "softcap": 2.0}')
+    spec = tiny().override('head={"spec": "Head", "bias": true, "scale": 0.5, "softcap": 2.0}')
     model = spec.build(dtype=torch.float64)
     head = model.head
     assert head is not None
@@ -256,13 +257,13 @@ def test_a_head_scales_adds_its_bias_and_caps() -> None:
 
 
 def test_a_model_without_a_head_answers_hidden_vectors() -> None:
-    model = llama(**TINY).replace(head=None).build()
+    model = tiny().replace(head=None).build()
     assert model(IDS).shape == (2, 4, 32)
     assert torch.equal(model(IDS), model(IDS, output="hidden"))
 
 
 def test_evaluation_is_repeatable_and_training_drops() -> None:
-    model = gpt2(**TINY_GPT2 | {"dropout": 0.3}).build()
+    model = gpt2(**TINY_GPT2).override("decoder.embed.dropout=0.3").build()
     model.train()
     assert not torch.equal(model(IDS), model(IDS))
     model.eval()
@@ -271,7 +272,7 @@ def test_evaluation_is_repeatable_and_training_drops() -> None:
 
 @torch.no_grad()
 def test_positions_given_are_those_that_count() -> None:
-    model = tiny()
+    model = drawn()
     shifted = model(IDS, Step(pos=torch.arange(4)[None].expand(2, 4) + 100))
     assert_close(shifted, model(IDS), rtol=0, atol=1e-10)  # rotary positions are relative
     learned = gpt2(**TINY_GPT2).build(dtype=torch.float64).eval()
@@ -283,29 +284,27 @@ def test_positions_given_are_those_that_count() -> None:
 @torch.no_grad()
 def test_layers_with_other_rotary_positions_do_not_share_tables() -> None:
     """Two thetas in one trunk: swapping the layers' specs changes the answer, and each equals its own model."""
-    spec = llama(**TINY)
+    spec = tiny()
     mixed = spec.override("decoder.blocks.1.attn.op.position.theta=7")
-    models = {name: s.build(seed=1, dtype=torch.float64) for name, s in (("plain", spec), ("mixed", mixed))}
-    swapped = spec.override("decoder.blocks.0.attn.op.position.theta=7").build(seed=1, dtype=torch.float64)
-    assert len(models["mixed"].decoder.rotary) == 2
-    assert len(models["plain"].decoder.rotary) == 1
-    answers = [model(IDS) for model in (*models.values(), swapped)]
-    assert not torch.equal(answers[0], answers[1])
-    assert not torch.equal(answers[1], answers[2])
-    both = spec.override("decoder.blocks.*.attn.op.position.theta=7").build(seed=1, dtype=torch.float64)
-    hidden = [model.decoder.blocks["0"] for model in (models["mixed"], both)]
-    assert hidden[0].attn.op.table == 0
-    assert models["mixed"].decoder.blocks["1"].attn.op.table == 1
+    swapped = spec.override("decoder.blocks.0.attn.op.position.theta=7")
+    one, two, three = (made.build(seed=1, dtype=torch.float64) for made in (spec, mixed, swapped))
+    ops = [op for op in two.modules() if isinstance(op, AttentionOp)]
+    assert [op.table for op in ops] == [0, 1]
+    assert not torch.equal(one(IDS), two(IDS))
+    assert not torch.equal(two(IDS), three(IDS))
+    for op in ops:  # one table for both, by hand: what each layer reads is its own
+        op.table = 0
+    assert torch.equal(one(IDS), two(IDS))
 
 
 @pytest.mark.parametrize("bias", [Alibi(4), T5Buckets(4, bidirectional=False)])
 @torch.no_grad()
 def test_a_trunks_bias_reaches_every_layer_packed_and_decoding(bias: Part) -> None:
-    spec = llama(**TINY).override("decoder.blocks.*.attn.op.position=null")
-    spec = spec.replace(decoder=spec.decoder.replace(bias=bias))
+    spec = tiny().override("decoder.blocks.*.attn.op.position=null")
+    spec = spec.override(**{"decoder.bias": bias})
     model = spec.build(dtype=torch.float64)
     full = model(IDS)
-    without = spec.replace(decoder=spec.decoder.replace(bias=None)).empty(dtype=torch.float64)
+    without = spec.override("decoder.bias=null").empty(dtype=torch.float64)
     without.load_state_dict({k: v for k, v in model.state_dict().items() if "decoder.bias" not in k})
     assert (full - without(IDS)).abs().max() > 1e-6
     state = State.allocate(model, 2, 4)
@@ -356,6 +355,9 @@ def test_an_encoder_alone_sees_both_ways_and_keeps_documents_apart() -> None:
         (lambda m: m(IDS, Step(segment=torch.ones(3, 4, dtype=torch.long))), InputError, "Step.segment is [3, 4]"),
         (lambda m: m(IDS, Step(pos=torch.ones(2, 5, dtype=torch.long))), InputError, "Step.pos is [2, 5]"),
         (lambda m: m(torch.tensor([1, 2, 3])), InputError, "[B, L]"),
+        (lambda m: m(torch.ones(1, 2)), InputError, "token ids are whole numbers, got torch.float32"),
+        (lambda m: m(IDS[:, :0], None, State.allocate(m, 2, 8)), InputError, "no tokens: a call needs at least one"),
+        (lambda m: m(IDS[:, :0], Step(segment=IDS[:, :0])), InputError, "no tokens"),
         (lambda m: m(torch.tensor([1, 2, 3]), None, State.allocate(m, 1, 8)), InputError, "[B, L]"),
         (lambda m: m(IDS, None, State.allocate(m, 2, 3)), StateError, "4 tokens do not fit a state of length 3"),
         (lambda m: m(IDS, None, State.allocate(m, 1, 8)), StateError, "a batch of 2 rows does not fit a state of 1"),
@@ -363,20 +365,20 @@ def test_an_encoder_alone_sees_both_ways_and_keeps_documents_apart() -> None:
 )
 def test_inputs_that_cannot_be_meant_are_one_line(call: Any, error: type, message: str) -> None:
     with pytest.raises(error) as caught:
-        call(tiny())
+        call(drawn())
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_sizes_beyond_any_memory_are_one_line() -> None:
     with pytest.raises(SpecError) as caught:
-        llama(**TINY).override("decoder.blocks.*.ffn.op.hidden=4611686018427387904").parameters()
+        tiny().override("decoder.blocks.*.ffn.op.hidden=4611686018427387904").parameters()
     assert "\n" not in str(caught.value)
 
 
 def test_on_meta_nothing_is_allocated_and_counts_are_known() -> None:
-    spec = llama(**TINY)
+    spec = tiny()
     assert all(parameter.is_meta for parameter in spec.build(device="meta").parameters())
     assert spec.parameters() == sum(parameter.numel() for parameter in spec.build().parameters())
-    assert llama(**TINY | {"tied": True}).parameters() == spec.parameters() - 97 * 32
+    assert tiny(tied=True).parameters() == spec.parameters() - 97 * 32
     assert isinstance(spec.empty(device="meta"), nn.Module)

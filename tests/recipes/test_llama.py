@@ -1,5 +1,7 @@
 """Llama, Mistral and Qwen2 against transformers."""
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import LlamaConfig, MistralConfig, Qwen2Config
@@ -8,12 +10,12 @@ import sublayer
 from sublayer.errors import SpecError
 from sublayer.nn.rope import Rope
 from sublayer.nn.rope_scaling import DynamicNtk, Linear, Llama3, LongRope, Scaling, Yarn
-from sublayer.recipes import from_hf, llama, to_hf
+from sublayer.recipes import from_hf, to_hf
 from sublayer.recipes import model as published
-from sublayer.recipes.llama import TINY
 from sublayer.state import State
 from sublayer.step import Step
 from tests.oracle import check_export, check_geometry, check_parity, close, compare, oracle, raised, saved
+from tests.tiny import tiny
 
 IDS = torch.randint(97, (2, 12), generator=torch.Generator().manual_seed(1))
 HALF = 4  # pairs of rotated dims in a head of 8
@@ -97,7 +99,7 @@ def test_the_older_spelling_is_the_same_spec(name: str) -> None:
 @pytest.mark.parametrize("window", [2, 11, 12, None])
 def test_mistral_windows_equal_theirs(window: int | None, tmp_path) -> None:
     ours = check_parity(oracle(MistralConfig, sliding_window=window), tmp_path, IDS)
-    assert {block.sublayers[0].op.window for block in ours.spec.decoder.blocks} == {window}
+    assert {block.sublayers[0].op.window for block in ours.spec.find("decoder.blocks")} == {window}
 
 
 @pytest.mark.parametrize(
@@ -197,7 +199,7 @@ def test_what_is_not_modelled_is_refused_in_one_line(family: str, key: str, valu
     ours = {"partial_rotary_factor": "rotary", "rope_parameters": "rope_parameters|rotary|type", "rms_norm_eps": "eps",
             "sliding_window": "window", "num_key_value_heads": "kv_heads", "attention_bias": "bias"}  # fmt: skip
     with pytest.raises(SpecError, match=ours.get(key, key)) as caught:
-        from_hf(config(family, **{key: value}))
+        from_hf(config(family) | {key: value})
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
 
@@ -210,8 +212,10 @@ def test_absent_keys_mean_what_their_config_classes_say() -> None:
     attention = from_hf(bare)[0].find("decoder.blocks.0.attn.op")
     assert (attention.window, attention.kv_heads) == (4096, 8)
     assert from_hf(bare | {"sliding_window": None})[0].find("decoder.blocks.0.attn.op.window") is None
-    qwen = config("Qwen2", num_hidden_layers=30, use_sliding_window=True, num_attention_heads=32, hidden_size=64)
-    windows = [block.sublayers[0].op.window for block in from_hf(qwen)[0].decoder.blocks]
+    qwen: dict[str, Any] = config(
+        "Qwen2", num_hidden_layers=30, use_sliding_window=True, num_attention_heads=32, hidden_size=64
+    )
+    windows = [block.sublayers[0].op.window for block in from_hf(qwen)[0].find("decoder.blocks")]
     assert windows == [None] * 28 + [4096] * 2
     del qwen["num_key_value_heads"]
     assert from_hf(qwen)[0].find("decoder.blocks.0.attn.op.kv_heads") == 32
@@ -220,7 +224,7 @@ def test_absent_keys_mean_what_their_config_classes_say() -> None:
 
 def test_keys_of_smollm_that_change_nothing_are_known() -> None:
     js = {"dtype": "q4", "kv_cache_dtype": {"fp16": "float16"}}
-    smol = config(is_llama_config=True, rope_interleaved=False, **{"transformers.js_config": js})
+    smol = config(is_llama_config=True, rope_interleaved=False) | {"transformers.js_config": js}
     assert from_hf(smol)[0] == from_hf(config())[0]
 
 
@@ -260,7 +264,7 @@ def test_published_bytes_of_state_per_token(size: str, kib: int) -> None:
 @pytest.mark.parametrize("window", [None, 5, (None, 5)])
 def test_specs_and_config_files_are_inverses(scaling: Scaling | None, window: int | tuple | None) -> None:
     bias = isinstance(window, tuple)
-    spec = llama(**TINY | {"rope": Rope(100.0, scaling=scaling), "window": window, "qkv_bias": bias})
+    spec = tiny(rope=Rope(100.0, scaling=scaling), window=window, qkv_bias=bias)
     values, module = to_hf(spec)
     assert from_hf(values) == (spec, module)
 
@@ -274,4 +278,4 @@ def test_specs_and_config_files_are_inverses(scaling: Scaling | None, window: in
 )  # fmt: skip
 def test_a_model_that_no_class_of_theirs_has_is_not_exported(change: str) -> None:
     with pytest.raises(SpecError, match="no Hugging Face architecture expresses this model"):
-        to_hf(llama(**TINY).override(change))
+        to_hf(tiny().override(change))

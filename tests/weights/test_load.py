@@ -9,10 +9,9 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, LlamaConfig
 
 import sublayer
-from sublayer.errors import SpecError, SublayerError, WeightsError
-from sublayer.recipes import llama
-from sublayer.recipes.llama import TINY
+from sublayer.errors import SpecError, SublayerError, UsageError, WeightsError
 from tests.oracle import close, compare, oracle, raised, saved
+from tests.tiny import tiny
 
 IDS = torch.randint(97, (2, 9), generator=torch.Generator().manual_seed(1))
 HEADS = {GPT2Config: "transformer.wte.weight", LlamaConfig: "model.embed_tokens.weight"}
@@ -174,7 +173,7 @@ def test_weights_are_converted_to_the_dtype_asked_for(dtype, tmp_path) -> None:
     theirs = oracle(LlamaConfig)
     ours = sublayer.load(saved(theirs, tmp_path), dtype=dtype)
     assert {parameter.dtype for parameter in ours.parameters()} == {dtype}
-    wanted = theirs.get_input_embeddings().weight.to(dtype)
+    wanted = theirs.get_parameter("model.embed_tokens.weight").to(dtype)
     assert torch.equal(dict(ours.named_parameters())["decoder.embed.tokens.weight"], wanted)
     assert not ours.training
 
@@ -191,7 +190,7 @@ def cuts(data: bytes) -> list[int]:
 @pytest.mark.parametrize("which", range(11))
 @pytest.mark.parametrize("layout", ["hf", "sublayer"])
 def test_a_file_cut_short_is_refused(which: int, layout, tmp_path) -> None:
-    sublayer.save(llama(**TINY).build(), tmp_path, layout=layout)
+    sublayer.save(tiny().build(), tmp_path, layout=layout)
     path = tmp_path / "model.safetensors"
     data = path.read_bytes()
     path.write_bytes(data[: cuts(data)[which]])
@@ -210,7 +209,7 @@ def test_a_file_cut_short_is_refused(which: int, layout, tmp_path) -> None:
     ],
 )
 def test_a_hostile_header_is_refused(head: bytes, tmp_path) -> None:
-    sublayer.save(llama(**TINY).build(), tmp_path)
+    sublayer.save(tiny().build(), tmp_path)
     (tmp_path / "model.safetensors").write_bytes(head)
     with pytest.raises(WeightsError, match="not a whole safetensors file"):
         sublayer.load(tmp_path)
@@ -247,7 +246,7 @@ def test_pickles_are_never_read(name: str, tmp_path) -> None:
         (lambda f: (f / "spec.json").write_text("{}"), SpecError, "a spec needs the key 'spec'"),
         (lambda f: (f / "spec.json").write_text('{"spec": "Rope"}'), SpecError, "expected a Model"),
         (lambda f: (f / "spec.json").write_text('{"spec": "Modell"}'), SpecError, "did you mean 'Model'"),
-        (lambda f: (f / "spec.json").write_text(json.dumps(llama(**TINY).to_json())), WeightsError,
+        (lambda f: (f / "spec.json").write_text(json.dumps(tiny().to_json())), WeightsError,
          "no model.safetensors"),
     ],
 )  # fmt: skip
@@ -277,7 +276,7 @@ def test_a_json_file_beyond_any_real_one_is_not_read(tmp_path) -> None:
 @pytest.mark.parametrize("at", ["model.safetensors", "config.json"])
 def test_bytes_changed_anywhere_end_in_one_line_or_a_model(at: str, tmp_path) -> None:
     """Hundreds of single-byte changes: each is refused in one line, or is still a model."""
-    model = llama(**TINY | {"layers": 1, "dim": 8, "hidden": 8, "vocab": 11}).build()
+    model = tiny(layers=1, dim=8, hidden=8, vocab=11).build()
     sublayer.save(model, tmp_path, layout="hf")
     data = (tmp_path / at).read_bytes()
     reach = min(len(data), 8 + int.from_bytes(data[:8], "little")) if at.endswith("safetensors") else len(data)
@@ -295,18 +294,26 @@ def test_bytes_changed_anywhere_end_in_one_line_or_a_model(at: str, tmp_path) ->
     assert not any("\n" in refusal for refusal in refusals)
 
 
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "xpu"])
+def test_a_device_that_is_not_there_is_one_line(device: str, tmp_path) -> None:
+    sublayer.save(tiny().build(), tmp_path)
+    with pytest.raises(UsageError, match=f"device '{device}' cannot be used") as caught:
+        sublayer.load(tmp_path, device=device)
+    assert "\n" not in str(caught.value)
+
+
 # --- Sublayer's own layout ---
 
 
 def test_own_layout_takes_no_stranger_for_a_tied_head(tmp_path) -> None:
-    sublayer.save(llama(**TINY | {"tied": True}).build(), tmp_path)
+    sublayer.save(tiny(tied=True).build(), tmp_path)
     edit(tmp_path, **{"lm_head.weight": torch.ones(97, 32)})
     with pytest.raises(WeightsError, match="lm_head.weight has no place in the model"):
         sublayer.load(tmp_path)
 
 
 def test_own_layout_in_shards_is_read_too(tmp_path) -> None:
-    model = llama(**TINY).build(seed=3)
+    model = tiny().build(seed=3)
     sublayer.save(model, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     names = sorted(tensors)

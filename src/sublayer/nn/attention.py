@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..errors import InputError, StateError
 from ..state import Leaf, PerMemory, PerToken, State
 from ..step import Shared, Step
 from .attend import Kernel, attend
@@ -170,7 +170,9 @@ class AttentionOp(Op):
         unrotated = self.rope is not None and self.rope.dynamic
         if self.rope is not None and not unrotated:
             k = self._rotate(k, shared.rotary[self.table])
-        if state is not None and self.spec.causal:
+        if state is not None and not self.spec.causal:
+            raise StateError("attention that sees both ways cannot be continued: call the model without a state")
+        if state is not None:
             state["k"].write(k, step)
             state["v"].write(v, step)
             k, v = state["k"].read(step), state["v"].read(step)

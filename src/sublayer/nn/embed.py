@@ -67,6 +67,8 @@ class EmbedOp(nn.Module):
         return F.dropout(x, self.spec.dropout, self.training), step
 
     def _look_up(self, ids: Tensor) -> Tensor:
+        if ids.is_floating_point():
+            raise InputError(f"token ids are whole numbers, got {ids.dtype}")
         if torch.compiler.is_compiling():
             return self.tokens(ids)
         try:

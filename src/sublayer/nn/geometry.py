@@ -29,6 +29,8 @@ def locate(step: Step, tokens: Tensor, state: State | None) -> Step:
             raise InputError(f"Step.{name} is {list(given.shape)}, the inputs are [{batch}, {length}]")
     if state is None and step.segment is None:
         return step.replace(shared=Shared())
+    if length == 0:
+        raise InputError("no tokens: a call needs at least one a row")
     place, first, document = None, 0, torch.ones(1, 1, dtype=torch.long, device=tokens.device)
     if state is not None:
         place = state.place(step, batch, length)

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..errors import SpecError, WeightsError
+from ..errors import SpecError, UsageError, WeightsError
 from ..names import Row, expand, matches
 from ..nn.sublayer import Model, ModelOp
 from ..recipes import from_hf
@@ -25,9 +25,10 @@ def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.
     """The model of a folder: Sublayer's (spec.json) or Hugging Face's (config.json), in evaluation mode.
 
     Weights are converted to dtype. Raises WeightsError, naming tensor and file, for a file cut short and for missing,
-    extra or mis-shaped tensors; SpecError for an architecture or a config key that no recipe models. Pickled files are
-    never read.
+    extra or mis-shaped tensors; SpecError for an architecture or a config key that no recipe models; UsageError for a
+    device that is not there. Pickled files are never read.
     """
+    _check_device(device)
     folder = Path(path)
     if not folder.is_dir():
         raise WeightsError(f"{folder}: no such folder" if not folder.exists() else f"{folder}: expected a folder")
@@ -59,6 +60,13 @@ def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.
         for row in rows:
             _fill(row, files, parameters)
     return model.eval()
+
+
+def _check_device(device: torch.device | str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # the latter is torch's for a backend that is not built in
+        raise UsageError(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from None
 
 
 def read_spec(folder: Path) -> Model:
