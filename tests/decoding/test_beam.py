@@ -92,15 +92,16 @@ def searched(
     return sorted(scored, key=lambda beam: -beam[1])[:beams]
 
 
-@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 2.0, -0.5])
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 2.0, -1.0])
 @pytest.mark.parametrize("beams", [2, 3])
 @pytest.mark.parametrize("stop", [0, 1, 2, 3])
 def test_stopping_early_changes_no_result(beams, stop, length_penalty) -> None:
-    model = tiny(TOY, sharpness=20.0)
-    expected = searched(model, [1, 2], beams, 12, stop, length_penalty)
-    (row,) = generate(model, [1, 2], beams=beams, max_tokens=12, stop_ids=[stop], length_penalty=length_penalty)
-    assert [beam.ids for beam in row.beams] == [ids for ids, _ in expected]
-    torch.testing.assert_close([beam.score for beam in row.beams], [score for _, score in expected])
+    for sharpness, prompt in product((20.0, 80.0), ([1, 2], [3], [4])):
+        model = tiny(TOY, sharpness=sharpness)
+        expected = searched(model, prompt, beams, 12, stop, length_penalty)
+        (row,) = generate(model, prompt, beams=beams, max_tokens=12, stop_ids=[stop], length_penalty=length_penalty)
+        assert [beam.ids for beam in row.beams] == [ids for ids, _ in expected]
+        torch.testing.assert_close([beam.score for beam in row.beams], [score for _, score in expected])
 
 
 def test_the_search_does_stop_early(monkeypatch) -> None:
