@@ -3,7 +3,9 @@
 import copy
 import json
 import pickle
+import re
 from dataclasses import MISSING, Field, FrozenInstanceError, fields
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -439,6 +441,14 @@ def test_the_tree_of_a_model_is_frozen() -> None:
             "      └─ ffn: Sublayer  op=FeedForward(hidden=48, activation='silu', gated=True), pre=RMSNorm(eps=1e-05)",
         ]
     )
+
+
+def test_the_tree_in_the_documentation_is_the_one_that_is_printed() -> None:
+    page = (Path(__file__).parent.parent / "docs/specs.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0], names)
+    assert f"```\n{names['spec'].tree()}\n```" in page
+    assert f"# {names['spec'].parameters()}:" in page
 
 
 def test_the_json_of_a_model_is_frozen() -> None:
