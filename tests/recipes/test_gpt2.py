@@ -9,7 +9,6 @@ from transformers import GPT2Config
 
 import sublayer
 from sublayer.errors import InputError, SpecError
-from sublayer.recipes import model as published
 from sublayer.recipes import to_hf
 from sublayer.recipes.gpt2 import from_hf, gpt2
 from tests.oracle import check_export, check_geometry, check_parity, close, compare, oracle, raised, saved
@@ -111,19 +110,6 @@ def test_three_dropouts_are_kept_apart() -> None:
 def test_absent_dropouts_are_a_tenth_as_in_their_class() -> None:
     assert from_hf(CONFIG) == from_hf(CONFIG | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1))
     assert from_hf(CONFIG).find("decoder.embed.dropout") == 0.1
-
-
-@pytest.mark.parametrize(
-    ("size", "parameters"),
-    [
-        ("gpt2-124m", 124_439_808),
-        ("gpt2-355m", 354_823_168),
-        ("gpt2-774m", 774_030_080),
-        ("gpt2-1.5b", 1_557_611_200),
-    ],
-)
-def test_published_parameter_counts(size: str, parameters: int) -> None:
-    assert published(size).parameters() == parameters
 
 
 @pytest.mark.parametrize(

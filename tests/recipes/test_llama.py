@@ -11,8 +11,6 @@ from sublayer.errors import SpecError
 from sublayer.nn.rope import Rope
 from sublayer.nn.rope_scaling import DynamicNtk, Linear, Llama3, LongRope, Scaling, Yarn
 from sublayer.recipes import from_hf, to_hf
-from sublayer.recipes import model as published
-from sublayer.state import State
 from sublayer.step import Step
 from tests.oracle import check_export, check_geometry, check_parity, close, compare, oracle, raised, saved
 from tests.tiny import tiny
@@ -177,6 +175,11 @@ def test_base_class_gives_their_hidden_vectors(family: type, tmp_path) -> None:
         ("Llama", "rope_parameters", {"rope_type": "linear", "factor": 2.0, "beta_fast": 3}),
         ("Llama", "rope_parameters", {"rope_type": "linear"}),
         ("Llama", "rope_parameters", [1]),
+        ("Llama", "rope_scaling", "linear"),
+        ("Mistral", "sliding_window", [4]),
+        ("Qwen2", "max_window_layers", "all"),
+        ("Qwen2", "layer_types", "full_attention"),
+        ("Qwen2", "layer_types", [["full_attention"], "full_attention"]),
         ("Llama", "rope_interleaved", True),
         ("Llama", "quantization_config", {"quant_method": "fp8"}),
         ("Llama", "sliding_window", 5),
@@ -226,37 +229,6 @@ def test_keys_of_smollm_that_change_nothing_are_known() -> None:
     js = {"dtype": "q4", "kv_cache_dtype": {"fp16": "float16"}}
     smol = config(is_llama_config=True, rope_interleaved=False) | {"transformers.js_config": js}
     assert from_hf(smol)[0] == from_hf(config())[0]
-
-
-@pytest.mark.parametrize(
-    ("size", "parameters"),
-    [
-        ("llama2-7b", 6_738_415_616),
-        ("llama2-70b", 68_976_648_192),
-        ("llama3-8b", 8_030_261_248),
-        ("llama3-70b", 70_553_706_496),
-        ("llama3.2-1b", 1_235_814_400),
-        ("tinyllama-1.1b", 1_100_048_384),
-        ("smollm2-135m", 134_515_008),
-        ("mistral-7b", 7_241_732_096),
-        ("qwen2.5-0.5b", 494_032_768),
-    ],
-)
-def test_published_parameter_counts(size: str, parameters: int) -> None:
-    assert published(size).parameters() == parameters
-
-
-@pytest.mark.parametrize(
-    ("size", "kib"),
-    [("gpt2-124m", 36), ("llama2-7b", 512), ("llama2-13b", 800), ("llama2-70b", 320), ("llama3-8b", 128),
-     ("mistral-7b", 128), ("llama3-70b", 320), ("llama3.1-405b", 504), ("qwen2.5-0.5b", 12), ("gpt3-175b", 4608)],
-)  # fmt: skip
-def test_published_bytes_of_state_per_token(size: str, kib: int) -> None:
-    model = published(size).build(device="meta", dtype=torch.bfloat16)
-    state = State.allocate(model, 2, 8192)
-    assert state.bytes_per("token") == kib * 1024
-    if size == "llama3-8b":
-        assert state.bytes_per("token") * 8192 == 1 << 30
 
 
 @pytest.mark.parametrize("scaling", [None, Linear(2.0), DynamicNtk(2.0, 16), Yarn(4.0, 16), Llama3(8.0, 1.0, 4.0, 16),

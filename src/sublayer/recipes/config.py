@@ -53,11 +53,18 @@ class Config:
         self.used.add(key)
         return self.values.get(key, default)
 
-    def count(self, key: str, *default: int | None, most: int = MAX_COUNT) -> Any:
-        """A whole number from 1 to `most`."""
+    def count(self, key: str, *default: int | None, least: int = 1, most: int = MAX_COUNT) -> Any:
+        """A whole number from `least` to `most`."""
         value = self(key, *default)
-        if value is not None and (type(value) is not int or not 1 <= value <= most):
-            raise SpecError(f"{self.kind}: {key}={_short(value)} is not a whole number from 1 to {most}")
+        if value is not None and (type(value) is not int or not least <= value <= most):
+            raise SpecError(f"{self.kind}: {key}={_short(value)} is not a whole number from {least} to {most}")
+        return value
+
+    def table(self, key: str) -> dict[str, Any]:
+        """A JSON object; empty where the key is absent or null."""
+        value = self(key, {})
+        if not isinstance(value, dict):
+            raise SpecError(f"{self.kind}: {key}={_short(value)} is not an object with keys")
         return value
 
     def layers(self, key: str) -> int:

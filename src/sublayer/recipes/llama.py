@@ -117,6 +117,8 @@ def _read(config: Config, kv_heads: int | None, **family: Any) -> Model:
     heads = config.count("num_attention_heads")
     head_size = config.count("head_dim", config.count("hidden_size") // heads)
     config.fix("partial_rotary_factor", 1.0)
+    for key in ("rope_parameters", "rope_scaling"):
+        config.table(key)  # refuses what is none
     model = llama(
         config.count("hidden_size"),
         config.layers("num_hidden_layers"),
@@ -150,21 +152,27 @@ def llama_from_hf(values: Mapping[str, Any]) -> Model:
 def mistral_from_hf(values: Mapping[str, Any]) -> Model:
     """The spec of a MistralForCausalLM's config.json. Raises SpecError for what is not modelled."""
     config = Config(values)
-    return _read(config, 8, window=config.given("sliding_window", 4096))
+    return _read(config, 8, window=_window(config))
 
 
 def qwen2_from_hf(values: Mapping[str, Any]) -> Model:
     """The spec of a Qwen2ForCausalLM's config.json. Raises SpecError for what is not modelled."""
     config = Config(values)
     layers = config.layers("num_hidden_layers")
-    window = config.given("sliding_window", 4096)
+    window = _window(config)
     window = window if config("use_sliding_window", False) else None  # published files name one that is not used
-    full = config("max_window_layers", 28)  # the first layers attend fully
+    full = config.count("max_window_layers", 28, least=0)  # the first layers attend fully
     kinds = config("layer_types", ["full_attention" if i < full else "sliding_attention" for i in range(layers)])
-    if len(kinds) != layers or set(kinds) - {"sliding_attention", "full_attention"}:
-        raise SpecError(f"qwen2: layer_types={kinds!r} does not name {layers} full or sliding layers")
+    known = ("sliding_attention", "full_attention")
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in known for kind in kinds):
+        raise SpecError(f"qwen2: layer_types does not say {' or '.join(known)} for each of {layers} layers")
     windows = tuple(window if kind == "sliding_attention" else None for kind in kinds)
     return _read(config, 32, qkv_bias=True, window=windows if set(windows) != {None} else None)
+
+
+def _window(config: Config) -> int | None:
+    """4,096 where the file does not say, none where it says null."""
+    return config.count("sliding_window", None if "sliding_window" in config.values else 4096)
 
 
 def to_hf(model: Model) -> dict[str, Any]:

@@ -1,0 +1,82 @@
+"""Reading config.json: whatever stands in it, the answer is a spec or one line."""
+
+import json
+
+import pytest
+
+from sublayer.errors import SpecError
+from sublayer.recipes import FAMILIES, family, from_hf
+from sublayer.recipes.config import IRRELEVANT, Config
+from sublayer.spec import Spec
+from tests.recipes.test_gpt2 import CONFIG as GPT2
+from tests.recipes.test_llama import config
+
+CONFIGS = {
+    "gpt2": GPT2,
+    **{name.lower(): config(name) for name in ("Llama", "Mistral")},
+    "qwen2": config("Qwen2", use_sliding_window=True),
+}
+KEYS = (
+    "architectures model_type head_dim rope_theta rope_scaling rope_parameters partial_rotary_factor sliding_window "
+    "use_sliding_window max_window_layers layer_types hidden_act activation_function attention_dropout attention_bias "
+    "mlp_bias tie_word_embeddings max_position_embeddings n_inner layer_norm_epsilon resid_pdrop pruned_heads unknown"
+)
+VALUES = [
+    None, True, False, 0, -1, 3, 1.5, 1 << 70, float("nan"), float("inf"), "", "silu", [], [1], ["a"], {}, {"a": 1},
+    {"rope_type": []},
+    {"rope_type": "linear", "factor": 0, "rope_theta": 0},
+    {"rope_type": "dynamic", "factor": "2"},
+    {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 0},
+    {"rope_type": "longrope", "short_factor": 3, "long_factor": [1]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_any_value_under_any_key_is_a_spec_or_one_line(name: str) -> None:
+    refusals: list[str] = []
+    for key in sorted({*KEYS.split(), *CONFIGS[name]}):
+        for value in VALUES:
+            try:
+                spec, _ = from_hf(CONFIGS[name] | {key: value})
+            except SpecError as error:
+                refusals.append(str(error))
+            else:
+                assert isinstance(spec, Spec)
+    assert len(refusals) > 100
+    assert all(len(line) < 400 and "\n" not in line for line in refusals)
+    assert not [line for line in refusals if "wrong type" in line]  # each names its key
+
+
+def test_what_no_reader_foresaw_still_ends_in_one_line(monkeypatch) -> None:
+    def reader(values: dict) -> None:
+        raise TypeError("unhashable")
+
+    monkeypatch.setitem(family("gpt2").HF, "GPT2LMHeadModel", reader)
+    with pytest.raises(SpecError, match=r"config\.json holds a value of the wrong type: unhashable"):
+        from_hf(GPT2)
+
+
+def test_every_key_is_used_irrelevant_or_refused() -> None:
+    values = Config({"model_type": "toy", "a": 1, "b": 2, "torch_dtype": "float16"})
+    assert values("a") == 1
+    with pytest.raises(SpecError, match="toy: config.json sets b=2, which this recipe does not model"):
+        values.done()
+    values.done("b")
+
+
+def test_a_long_value_is_shortened() -> None:
+    with pytest.raises(SpecError) as caught:
+        Config({"quantization_config": {"layers": list(range(10_000))}}).done()
+    assert len(str(caught.value)) < 200
+
+
+def test_keys_that_change_the_function_are_not_passed_over() -> None:
+    assert not IRRELEVANT & {"quantization_config", "pruned_heads", "sliding_window", "rope_scaling", "hidden_act"}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_familys_tiny_model_is_written_and_read_as_itself(name: str) -> None:
+    module = family(name)
+    if module.HF:
+        spec = getattr(module, name)(**module.TINY)
+        assert from_hf(json.loads(json.dumps(module.to_hf(spec)))) == (spec, module)
