@@ -220,6 +220,12 @@ def test_absent_keys_mean_what_their_config_classes_say() -> None:
     )
     windows = [block.sublayers[0].op.window for block in from_hf(qwen)[0].find("decoder.blocks")]
     assert windows == [None] * 28 + [4096] * 2
+    unused = {
+        "use_sliding_window": False,
+        "sliding_window": 32768,
+        "max_window_layers": 0,
+    }  # as published files have it
+    assert {block.sublayers[0].op.window for block in from_hf(qwen | unused)[0].find("decoder.blocks")} == {None}
     del qwen["num_key_value_heads"]
     assert from_hf(qwen)[0].find("decoder.blocks.0.attn.op.kv_heads") == 32
     assert from_hf(config(num_key_value_heads=None))[0].find("decoder.blocks.0.attn.op.kv_heads") == 4
@@ -239,6 +245,13 @@ def test_specs_and_config_files_are_inverses(scaling: Scaling | None, window: in
     spec = tiny(rope=Rope(100.0, scaling=scaling), window=window, qkv_bias=bias)
     values, module = to_hf(spec)
     assert from_hf(values) == (spec, module)
+
+
+@pytest.mark.parametrize("change", ["kv_heads=null", "head_size=8", "out_bias=false"])
+def test_a_size_that_is_left_to_follow_another_is_exported_too(change: str) -> None:
+    spec = tiny(kv_heads=4).override(f"decoder.blocks.*.attn.op.{change}")
+    values, _ = to_hf(spec)
+    assert from_hf(values)[0] == tiny(kv_heads=4)
 
 
 @pytest.mark.parametrize(

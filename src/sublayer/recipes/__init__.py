@@ -74,5 +74,18 @@ def to_hf(spec: Model) -> tuple[dict[str, Any], Any]:
 
 
 def _same_function(a: Model, b: Model) -> bool:
-    """Equal but for how new weights would be drawn, which a config.json does not say."""
-    return a.replace(init=b.init) == b
+    """Equal but for how new weights would be drawn, which a config.json does not say, and how sizes are spelled."""
+    return _spelled_out(a.replace(init=b.init).to_json(), a.dim) == _spelled_out(b.to_json(), b.dim)
+
+
+def _spelled_out(data: Any, dim: int) -> Any:
+    """A spec's JSON with the sizes that attention takes from others written down."""
+    if isinstance(data, list):
+        return [_spelled_out(item, dim) for item in data]
+    if not isinstance(data, dict):
+        return data
+    found = {key: _spelled_out(value, dim) for key, value in data.items()}
+    if found.get("spec") == "Attention":
+        sizes = {"kv_heads": found["heads"], "head_size": dim // found["heads"], "out_bias": found["bias"]}
+        found |= {key: size for key, size in sizes.items() if found[key] is None}
+    return found
