@@ -110,7 +110,10 @@ def test_show_of_a_spec_file_that_is_no_model(tmp_path, capsys) -> None:
     [
         (["--ids", "1,97"], "token id 97 at place 1 is outside the vocabulary of 97"),
         (["--ids", "1,-1"], "token id -1 at place 1 is outside the vocabulary of 97"),
-        (["--ids", ",".join(["1"] * 65), "--max-tokens", "1"], "64"),
+        (
+            ["--ids", ",".join(["1"] * 65), "--max-tokens", "1"],
+            "the prompt of 65 tokens is longer than the 64 positions",
+        ),
     ],
 )
 def test_a_prompt_that_the_model_cannot_take(options: list[str], message: str, gpt2_folder, capsys) -> None:
@@ -130,6 +133,7 @@ def shorten(share: float) -> Callable[[Path], object]:
 
 
 def point_outside(folder: Path) -> None:
+    (folder / TENSORS).rename(folder.parent / "elsewhere.safetensors")
     (folder / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"transformer.wte.weight": "../elsewhere.safetensors"}})
     )

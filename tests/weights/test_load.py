@@ -83,6 +83,14 @@ def test_shards_with_an_index_are_one_model(tmp_path) -> None:
     compare(theirs, sublayer.load(tmp_path, dtype=torch.float64), tmp_path, IDS)
 
 
+def test_a_whole_file_is_read_before_an_index(tmp_path) -> None:
+    """As transformers does it, so that both read the same weights of one folder."""
+    theirs = oracle(LlamaConfig)
+    saved(theirs, tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "absent.safetensors"}}')
+    compare(theirs, sublayer.load(tmp_path, dtype=torch.float64), tmp_path, IDS)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

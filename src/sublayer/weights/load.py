@@ -100,7 +100,7 @@ class Checkpoint:
     @classmethod
     @contextmanager
     def open(cls, folder: Path) -> Iterator[Checkpoint]:
-        """All shards of an index, or model.safetensors. Raises WeightsError for a broken or doubled one."""
+        """model.safetensors, or all shards of an index. Raises WeightsError for a broken or doubled one."""
         where: dict[str, tuple[Path, Any]] = {}
         for path in _files(folder):
             try:
@@ -132,6 +132,9 @@ class Checkpoint:
 
 
 def _files(folder: Path) -> list[Path]:
+    whole = folder / "model.safetensors"
+    if whole.exists():  # before an index, as transformers has it
+        return [whole]
     index = folder / "model.safetensors.index.json"
     if index.exists():
         shards = read_json(index).get("weight_map")
@@ -145,9 +148,6 @@ def _files(folder: Path) -> list[Path]:
         if missing is not None:
             raise WeightsError(f"{index}: shard {missing} is missing")
         return [folder / name for name in names]
-    whole = folder / "model.safetensors"
-    if whole.exists():
-        return [whole]
     pickled = next((p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl")), None)
     if pickled is not None:
         raise WeightsError(f"{folder / pickled}: pickled weights can run code and are not read; convert to safetensors")
