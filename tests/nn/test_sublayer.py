@@ -157,6 +157,12 @@ def test_auxiliary_losses_are_summed_by_name_over_blocks() -> None:
     assert {name: value.item() for name, value in extras.items()} == {"balance": 3.0, "z": 8.0}
 
 
+def test_a_trunk_is_its_front_end_its_blocks_then_its_norm() -> None:
+    block = Block((Sublayer("s", Affine(2)),))
+    model = Model(3, decoder=Trunk(Embed(9), repeat(block, 2), Affine(5, 1)), head=None).build()
+    assert_close(model(IDS), 5 * (3 * 3 * model.get_parameter("decoder.embed.tokens.weight")[IDS]) + 1)
+
+
 def test_layers_sit_under_stable_keys() -> None:
     """The names in every checkpoint of a tiny model: what changes here orphans files."""
     names = [name for name, _ in tiny(layers=1).empty(device="meta").named_parameters()]
