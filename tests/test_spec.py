@@ -371,6 +371,7 @@ def test_values_are_json_or_plain_text(change: str, path: str, value: Any) -> No
         ("=3", ": unknown key of Model"),
         ("dmi=3", "dmi: unknown key of Model (did you mean 'dim'?)"),
         ("decoder.blocks.0.atn.op.window=3", "decoder.blocks.0.atn: unknown key of Block (did you mean 'attn'?)"),
+        ("decoder.blocks.0.att.op.window=3", "decoder.blocks.0.att: unknown key of Block (did you mean 'attn'?)"),
         ("decoder.blocks.2.attn.op.window=3", "decoder.blocks.2: no such element (there are 2, from 0)"),
         ("decoder.blocks.-1.attn.op.window=3", "decoder.blocks.-1: no such element"),
         ("decoder.blocks.*.attn.op.widow=3", "attn.op.widow: unknown key of Attention (did you mean 'window'?)"),

@@ -196,10 +196,10 @@ def _encode(value: Any) -> Any:
     if not isinstance(value, tuple):
         return value
     items: list[Any] = []
-    for item, run in groupby(cast("tuple[Any, ...]", value), lambda item: item if isinstance(item, Spec) else object()):
+    for _, run in groupby(cast("tuple[Any, ...]", value), lambda item: item if isinstance(item, Spec) else object()):
         same = list(run)
         one = _encode(same[0])
-        items.append({"repeat": len(same), "of": one} if isinstance(item, Spec) and len(same) > 1 else one)
+        items.append({"repeat": len(same), "of": one} if len(same) > 1 else one)
     return items
 
 
@@ -313,7 +313,6 @@ def _step(node: Any, parts: list[str], depth: int) -> tuple[list[str], list[tupl
 def _change(node: Any, parts: list[str], depth: int, value: Any) -> Any:
     if depth == len(parts):
         return value
-    every = parts[depth] == "*"
     parts, children = _step(node, parts, depth)
     changed: dict[str, Any] = {}
     missing: _NoSuchPath | None = None
@@ -322,8 +321,6 @@ def _change(node: Any, parts: list[str], depth: int, value: Any) -> Any:
             changed[key] = _change(child, parts, depth + 1, value)
         except _NoSuchPath as error:
             missing = error
-            if not every:
-                raise
     if missing is not None and not changed:
         raise missing
     if isinstance(node, tuple):
