@@ -231,12 +231,12 @@ def exported_in_another_order() -> AbstractContextManager[Any]:
 
 def rounded_when_saved() -> AbstractContextManager[Any]:
     module = import_module("sublayer.weights.save")
-    write = module._write_tensors
+    write = module.write_tensors
 
-    def rounded(path: Any, tensors: dict[str, Tensor]) -> None:
-        write(path, {name: tensor.bfloat16() for name, tensor in tensors.items()})
+    def rounded(path: Any, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+        write(path, {name: tensor.bfloat16() for name, tensor in tensors.items()}, metadata)
 
-    return patch.object(module, "_write_tensors", rounded)
+    return patch.object(module, "write_tensors", rounded)
 
 
 def says_nothing(forward: Any, op: AttentionOp, x: Tensor, *args: Any) -> Tensor:

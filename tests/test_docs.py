@@ -1,7 +1,9 @@
 """The Python examples of the documentation run as they stand."""
 
+import doctest
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,20 +17,36 @@ PAGES = sorted(
 )  # fmt: skip
 
 
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def examples() -> dict[str, Any]:
+    """What the pages take as given."""
+    q, k, v = torch.randn(2, 8, 16, 64), torch.randn(2, 4, 16, 64), torch.randn(2, 4, 16, 64)
+    segment = torch.tensor([[1] * 10 + [2] * 6, [1] * 12 + [0] * 4])
+    return {"ids": torch.randint(0, 257, (2, 8)), "q": q, "k": k, "v": v, "segment": segment}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in one namespace, in a folder that holds a small model called "folder"."""
     monkeypatch.chdir(tmp_path)
     sublayer.save(sublayer.recipes.llama(32, 2, 4, 2, hidden=64, vocab=257).build(), "folder")
-    names: dict[str, object] = {"ids": torch.randint(0, 257, (2, 8))}
-    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
-        exec(compile(block, page.name, "exec"), names)
+    names = examples()
+    for block in blocks(page):
+        if ">>>" not in block:
+            exec(compile(block, page.name, "exec"), names)
+            continue
+        test = doctest.DocTestParser().get_doctest(block, names, page.name, str(page), 0)
+        runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+        assert runner.run(test, clear_globs=False).failed == 0
+        names.update(test.globs)
 
 
 def test_the_op_and_the_recipe_of_the_guide_decode_as_they_run_whole() -> None:
-    names: dict[str, object] = {}
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+    names = examples()
+    for block in blocks(ROOT / "CONTRIBUTING.md"):
         exec(compile(block, "CONTRIBUTING.md", "exec"), names)
     model = names["model"]
     assert isinstance(model, torch.nn.Module)

@@ -54,19 +54,15 @@ def command(
 
 
 def _find(name: str):
+    """(spec, family) of a published size or a folder."""
     from ..errors import UsageError, nearest
-    from ..recipes import from_hf, model, names_of_sizes
-    from ..weights.load import read_json, read_spec
+    from ..recipes import model, names_of_sizes
+    from ..weights.load import read_spec
 
-    folder = Path(name)
-    if (folder / "spec.json").is_file():
-        return read_spec(folder), None
-    if (folder / "config.json").is_file():
-        spec, family = from_hf(read_json(folder / "config.json"))
-        return spec, family.__name__.rsplit(".", 1)[-1]
     sizes = names_of_sizes()
-    if name not in sizes:
-        if folder.is_dir():
-            raise UsageError(f"{name}: neither spec.json nor config.json is in this folder")
+    if name in sizes:
+        return model(name), sizes[name]
+    if not Path(name).exists():
         raise UsageError(f"unknown model {name!r}{nearest(name, sizes)}")
-    return model(name), sizes[name]
+    spec, family = read_spec(Path(name))
+    return spec, family and family.__name__.rsplit(".", 1)[-1]

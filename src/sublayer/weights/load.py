@@ -30,19 +30,8 @@ def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.
     """
     _check_device(device)
     folder = Path(path)
-    if not folder.is_dir():
-        raise WeightsError(f"{folder}: no such folder" if not folder.exists() else f"{folder}: expected a folder")
-    if (folder / "spec.json").exists():
-        spec = read_spec(folder)
-        table, prefix, ignored = None, "", ()
-    elif (folder / "config.json").exists():
-        try:
-            spec, family = from_hf(read_json(folder / "config.json"))
-        except SpecError as error:
-            raise SpecError(f"{folder / 'config.json'}: {error}") from None
-        table, prefix, ignored = family.NAMES, family.PREFIX, family.IGNORED
-    else:
-        raise WeightsError(f"{folder}: neither spec.json (Sublayer) nor config.json (Hugging Face) is in it")
+    spec, family = read_spec(folder)
+    table, prefix, ignored = (family.NAMES, family.PREFIX, family.IGNORED) if family else (None, "", ())
     with Checkpoint.open(folder) as files:
         if table is not None:
             spec = _settle_tying(spec, files)
@@ -69,12 +58,21 @@ def _check_device(device: torch.device | str) -> None:
         raise UsageError(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from None
 
 
-def read_spec(folder: Path) -> Model:
-    """The spec of a Sublayer folder. Raises SpecError naming the file for what it does not know."""
+def read_spec(folder: Path) -> tuple[Model, Any]:
+    """The spec of a folder, and the recipe's module that read it from config.json (None: it was in spec.json).
+
+    Raises WeightsError for a folder with neither, SpecError naming the file for what is not known or modelled.
+    """
+    if not folder.is_dir():
+        raise WeightsError(f"{folder}: no such folder" if not folder.exists() else f"{folder}: expected a folder")
+    ours, theirs = folder / "spec.json", folder / "config.json"
+    path = ours if ours.exists() else theirs
+    if not path.exists():
+        raise WeightsError(f"{folder}: neither spec.json (Sublayer) nor config.json (Hugging Face) is in it")
     try:
-        return Model.from_json(read_json(folder / "spec.json"))
+        return (Model.from_json(read_json(ours)), None) if path is ours else from_hf(read_json(theirs))
     except SpecError as error:
-        raise SpecError(f"{folder / 'spec.json'}: {error}") from None
+        raise SpecError(f"{path}: {error}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
