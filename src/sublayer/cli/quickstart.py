@@ -1,5 +1,6 @@
 """`sublayer quickstart`: the whole way, from text that every machine has to a model that writes, in about a minute."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +54,12 @@ def command(
         def report(step: int, loss: float) -> None:
             speed = progress.tasks[0].speed
             rate = readable(speed * 16 * WINDOW) if speed else "–"
-            progress.update(task, advance=1, loss=loss / 0.6931, rate=rate)
+            progress.update(task, advance=1, loss=loss / math.log(2), rate=rate)
+            if not console.is_terminal and (step + 1) % max(steps // 8, 1) == 0:  # where no bar can be drawn
+                left = progress.tasks[0].time_remaining or 0
+                console.print(
+                    f"step {step + 1}/{steps}  {loss / math.log(2):.2f} bits/byte  {rate} bytes/s  {left:.0f} s left"
+                )
 
         train(model, windows, steps, seed=seed, report=report)
 
