@@ -5,6 +5,8 @@ import importlib
 import sys
 from pathlib import Path
 
+import torch
+
 from bench.harness import Options
 
 NAMES = sorted(
@@ -16,9 +18,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--only", choices=NAMES, metavar="NAME", help=f"one of: {', '.join(NAMES)}")
     parser.add_argument("--quick", action="store_true", help="the smallest sizes, once: that it runs, not how fast")
+    parser.add_argument("--threads", type=int, help="threads of torch; with 1, CPU time is what is measured")
     given = parser.parse_args()
+    if given.threads:
+        torch.set_num_threads(given.threads)
     for name in [given.only] if given.only else NAMES:
-        importlib.import_module(f"bench.{name}").main(Options(quick=given.quick))
+        importlib.import_module(f"bench.{name}").main(Options(given.quick, given.threads))
     return 0
 
 

@@ -31,6 +31,8 @@ ROOT = Path(__file__).parents[1]
 class Options:
     quick: bool = False
     """The smallest sizes, once."""
+    threads: int | None = None
+    """Threads of torch; with one, timings are of CPU time, which other load on the machine does not touch."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Row:
 
 def timings(functions: Mapping[str, Callable[[], object]], rounds: int, warm: int = 1) -> dict[str, list[float]]:
     """Seconds of each function in each round. The functions take turns, so that a busy machine is busy for all."""
+    clock = time.process_time if torch.get_num_threads() == 1 and not torch.cuda.is_available() else time.perf_counter
     for _ in range(warm):
         for function in functions.values():
             function()
@@ -58,9 +61,9 @@ def timings(functions: Mapping[str, Callable[[], object]], rounds: int, warm: in
     for turn in range(rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             gc.collect()
-            start = time.perf_counter()
+            start = clock()
             functions[name]()
-            found[name].append(time.perf_counter() - start)
+            found[name].append(clock() - start)
     return found
 
 
@@ -71,6 +74,10 @@ def compared(
     ratios = [a / b for a, b in zip(ours, peer, strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     return Row(name, min(ours), min(peer), peer_name, min(ours) / min(peer), low, high, unit, goal)
+
+
+def progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def single(name: str, value: float, wanted: float, peer_name: str, unit: str, goal: str | None = None) -> Row:
@@ -114,7 +121,9 @@ def report(name: str, rows: Sequence[Row], notes: Mapping[str, Any] | None = Non
 
 def machine() -> str:
     threads = torch.get_num_threads()
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {threads} threads"
+    device = (
+        torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {threads} thread{'s' * (threads > 1)}"
+    )
     return f"{device}, {platform.machine()}, torch {torch.__version__}"
 
 
