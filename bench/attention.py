@@ -21,7 +21,7 @@ REFERENCE_UNTIL = 2048  # its time is plain by then; at 8192 it would take more 
 
 
 def main(options: Options) -> None:
-    lengths = LENGTHS[:2] if options.quick else LENGTHS
+    lengths = LENGTHS[:3] if options.quick else LENGTHS
     seconds = {case: {length: _times(case, length, options) for length in lengths} for case in CASES}
     rows = [_best(case, length, found) for case in CASES for length, found in seconds[case].items()]
     fastest: dict[tuple[str, Kernel], dict[int, float]] = {
@@ -33,9 +33,7 @@ def main(options: Options) -> None:
     for (case, kernel), by_length in fastest.items():
         goal = "≤ 1.1" if (case, kernel) == ("window", "auto") else None
         # Rows shorter than a few windows have seen less than a window on average, and tell nothing of its growth.
-        fitted = {
-            length: x for length, x in by_length.items() if case != "window" or length >= 4 * WINDOW or options.quick
-        }
+        fitted = {length: x for length, x in by_length.items() if case != "window" or length >= 4 * WINDOW}
         if len(fitted) > 1:
             rows.append(_exponent(f"{case}, {kernel}: exponent of time", fitted, goal))
     for (case, kernel), by_length in bytes_taken.items():
