@@ -9,6 +9,9 @@ class SublayerError(Exception):
 
     exit_code = 1
 
+    def __init__(self, message: str) -> None:
+        super().__init__(_one_line(message))
+
 
 class UsageError(SublayerError):
     """A request that cannot be meant: unknown key, name or option; the command line exits with 2."""
@@ -34,6 +37,13 @@ class StateError(SublayerError):
 
 class WeightsError(SublayerError):
     """A checkpoint that is not what its spec says: cut short, missing, extra or mis-shaped tensors."""
+
+
+def _one_line(message: str) -> str:
+    """What a hostile file put into a message can neither break the line, nor reach the terminal, nor flood it."""
+    text = " ".join(message.split())
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return text if len(text) <= 1000 else f"{text[:700]} … {text[-200:]}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -32,6 +32,7 @@ from typing import (
 from .errors import SpecError, nearest
 
 T = TypeVar("T")
+COMPILED_KERNELS = ("flex", "triton_attention")  # they bring in compilers, and hold no spec
 TAG = "spec"  # the JSON key that names a spec's class
 MAX_DEPTH = 64  # of JSON; the parts have a dozen levels
 MAX_PARTS = 100_000  # specs and list elements of JSON, repeats counted out: ten times the deepest published models
@@ -259,7 +260,8 @@ def _by_tag(tag: str) -> type[Spec] | None:
         if tag in tags:
             break
         for module in pkgutil.iter_modules(import_module(package).__path__):
-            import_module(f"{package}.{module.name}")
+            if module.name not in COMPILED_KERNELS:
+                import_module(f"{package}.{module.name}")
     return tags.get(tag)
 
 

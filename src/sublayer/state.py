@@ -2,7 +2,8 @@
 
 Storage is dense: a leaf PerToken is [slots, length, …], PerSlot [slots, …], PerMemory [slots, memory length, …].
 A token lies at cell `length + i` of its slot, whatever its position is. Cells that hold no token hold zeros: freed
-cells are cleared, so no stale NaN can reach an attention kernel.
+cells are cleared, so no stale NaN can reach an attention kernel. (A call that breaks off midway leaves its own cells
+written: `reset` the slot, or go on with the same tokens.)
 """
 
 from __future__ import annotations
@@ -156,6 +157,7 @@ class State:
         """
         if slots < 1 or length < 1 or memory_length < 0:
             raise StateError(f"a state needs slots ≥ 1 and length ≥ 1, got slots={slots}, length={length}")
+        model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
         like = next(model.parameters(), torch.empty(0))
         device = torch.device(device) if device is not None else like.device
         modules = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())
@@ -227,6 +229,8 @@ class State:
         else:
             if step.slots.shape != (batch,):
                 raise StateError(f"Step.slots is {list(step.slots.shape)}, the batch has {batch} rows")
+            if step.slots.dtype not in (torch.int64, torch.int32):
+                raise StateError(f"Step.slots are whole numbers of slots, got {step.slots.dtype}")
             rows = step.slots if compiling else _neighbours(step.slots, len(store.length))
         start = store.length[rows]
         written = None if step.segment is None else step.segment != 0
@@ -289,8 +293,14 @@ class State:
         self.store.memory_segment[place.rows] = nn.functional.pad(memory_segment, (0, room)).to(torch.int32)
 
     def advance(self, place: Place) -> None:
-        """Counts the tokens of a finished call; called once a forward pass, by the model."""
+        """Counts the tokens of a finished call; called once a forward pass, by the model.
+
+        Gradients reach back to this call's tokens, not to those of earlier calls.
+        """
         self.store.length[place.rows] += place.count
+        for tensor in self.store.tensors.values():
+            if tensor.requires_grad:
+                tensor.detach_()
 
     # --- whole-state operations, each written once for every architecture ---
 
@@ -317,8 +327,11 @@ class State:
         rows = self._rows(slots)
         if len(rows) > len(self.store.length):
             raise StateError(f"{len(rows)} slots do not fit a state of {len(self.store.length)}")
-        for tensor in self._used([*rows, *range(len(rows))]):
-            tensor[: len(rows)] = tensor[rows]
+        moved = [(to, row) for to, row in enumerate(rows) if to != row]
+        if moved:
+            targets, sources = map(list, zip(*moved, strict=True))
+            for tensor in self._used([*targets, *sources]):
+                tensor[targets] = tensor[sources]
 
     def reset(self, slots: Slots) -> None:
         """Empties slots, memory included, for new documents."""

@@ -361,7 +361,7 @@ def test_an_encoder_alone_sees_both_ways_and_keeps_documents_apart() -> None:
         (lambda m: m(IDS, Step(segment=torch.ones(3, 4, dtype=torch.long))), InputError, "Step.segment is [3, 4]"),
         (lambda m: m(IDS, Step(pos=torch.ones(2, 5, dtype=torch.long))), InputError, "Step.pos is [2, 5]"),
         (lambda m: m(torch.tensor([1, 2, 3])), InputError, "[B, L]"),
-        (lambda m: m(torch.ones(1, 2)), InputError, "token ids are whole numbers, got torch.float32"),
+        (lambda m: m(torch.ones(1, 2)), InputError, "token ids are int64 or int32, got torch.float32"),
         (lambda m: m(IDS[:, :0], None, State.allocate(m, 2, 8)), InputError, "no tokens: a call needs at least one"),
         (lambda m: m(IDS[:, :0], Step(segment=IDS[:, :0])), InputError, "no tokens"),
         (lambda m: m(torch.tensor([1, 2, 3]), None, State.allocate(m, 1, 8)), InputError, "[B, L]"),

@@ -106,8 +106,9 @@ def test_bits_per_byte_of_a_model_that_knows_nothing() -> None:
     model = tiny()
     with torch.no_grad():
         model.head.weight.zero_()  # every token equally likely
-    windows = pack([[1, 2, 3, 4, 5, 6, 7]], 8, EOS)
-    assert bits_per_byte(model, windows, bytes_in_text=7) == pytest.approx(7 * math.log2(10) / 7, rel=1e-6)
+    whole, cut = pack([[1, 2, 3, 4, 5, 6, 7]], 8, EOS), pack([[1, 2, 3, 4, 5, 6, 7]], 4, EOS)
+    assert bits_per_byte(model, whole, EOS) == pytest.approx(7 * math.log2(10) / 6, rel=1e-6)  # 6 bytes and the end
+    assert bits_per_byte(model, cut, EOS) == pytest.approx(6 * math.log2(10) / 5, rel=1e-6)  # the cut's first is given
 
 
 def test_training_leaves_the_model_in_evaluation_mode_and_uses_segments() -> None:

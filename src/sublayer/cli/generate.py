@@ -164,7 +164,7 @@ def _read_line(line: str, where: str) -> str | list[int]:
 
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON: {error}") from None
     prompt = row.get("prompt") if isinstance(row, dict) else None
     if not isinstance(row, dict) or row.keys() != {"prompt"} or not isinstance(prompt, str | list):

@@ -19,12 +19,15 @@ def command(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from .. import recipes
+    from ..errors import SublayerError, UsageError
     from ..data.corpus import split, standard_library, unigram_bits
     from ..inspect.count import readable
     from ..text import Bytes, load_tokenizer
     from ..train.loop import bits_per_byte, pack, train
     from ..weights import load, save
 
+    if (folder / "config.json").exists():
+        raise UsageError(f"{folder}: holds a checkpoint of another layout; choose another folder with --out")
     console = Console(highlight=False)
     documents = standard_library()
     training, held = split(documents)
@@ -64,7 +67,7 @@ def command(
         train(model, windows, steps, seed=seed, report=report)
 
     judged = pack([tokenizer.encode(text) for text in held], WINDOW + 1, end)
-    bits = bits_per_byte(model, judged, sum(len(text.encode()) for text in held))
+    bits = bits_per_byte(model, judged, end)
     console.print(f"held out {bits:.3f} bits per byte; single bytes alone would take {unigram:.3f}")
 
     save(model, folder)
@@ -78,4 +81,4 @@ def command(
         markup=False,
     )
     if bits >= unigram:
-        raise typer.Exit(1)
+        raise SublayerError(f"the model takes {bits:.3f} bits per byte, no less than single bytes: give it more --steps")

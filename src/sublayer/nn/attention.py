@@ -74,6 +74,10 @@ class Attention(Part):
         self.require(self.keep_first >= 0, f"keep_first={self.keep_first}: give the number of first keys to keep, or 0")
         self.require(self.softcap is None or self.softcap > 0, f"softcap must be above 0, got {self.softcap}")
         self.require(not (self.cross and self.window), "cross-attention has no window: memory has no query position")
+        self.require(
+            not (self.cross and self.position),
+            "cross-attention has no position: distances between two different sequences mean nothing",
+        )
         self.require(0 <= self.dropout < 1, f"dropout is a share from 0 to below 1, got {self.dropout}")
 
     def build(self, dim: int, context: Context) -> AttentionOp:
@@ -129,7 +133,7 @@ class AttentionOp(Op):
         q = self._split(self.q, x, self.q_norm)
         if self.rope is not None:
             q = self._rotate(q, shared.rotary[self.table])
-        k, v, mask = self._memory(step, state) if spec.cross else self._tokens(x, step, state, shared)
+        k, v, mask = self._memory(x, step, state) if spec.cross else self._tokens(x, step, state, shared)
         q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
         bias = None if spec.cross else step.bias
         if self.shaw is not None:
@@ -175,7 +179,7 @@ class AttentionOp(Op):
         if state is not None:
             state["k"].write(k, step)
             state["v"].write(v, step)
-            k, v = state["k"].read(step), state["v"].read(step)
+            k, v = state["k"].read(step).to(x.dtype), state["v"].read(step).to(x.dtype)
         if unrotated:
             table = shared.key_rotary[self.table]
             assert table is not None
@@ -190,16 +194,17 @@ class AttentionOp(Op):
             layout=shared.layout,
         )  # fmt: skip
 
-    def _memory(self, step: Step, state: State | None) -> tuple[Tensor, Tensor, Mask]:
+    def _memory(self, x: Tensor, step: Step, state: State | None) -> tuple[Tensor, Tensor, Mask]:
         """Keys and values of cross-attention, [B, M, K, H]: computed once into the state, then read from it."""
+        k = v = None
         if step.memory is not None:
             k, v = self._split(self.k, step.memory, self.k_norm), self._split(self.v, step.memory)
             if state is not None:
                 state["k"].write(k, step)
                 state["v"].write(v, step)
         elif state is not None:
-            k, v = state["k"].read(step), state["v"].read(step)
-        else:
+            k, v = (state[name].read(step).to(x.dtype) for name in "kv")
+        if k is None or v is None or k.shape[1] == 0:
             raise InputError("cross-attention needs Step.memory (or source=…), or a state that holds one")
         return k, v, Mask(layout=(step.shared or Shared()).cross)
 

@@ -53,7 +53,7 @@ class EmbedOp(nn.Module):
         self.norm = spec.norm.build(dim, context) if spec.norm else None
 
     def forward(self, ids: Tensor, step: Step) -> tuple[Tensor, Step]:
-        x = self._look_up(ids)
+        x = _look_up(self.tokens, ids, "token id", "vocabulary")
         if self.spec.scale != 1.0:
             # Rounded to x's dtype first, as the published models were trained.
             x = x * torch.tensor(self.spec.scale, dtype=x.dtype, device=x.device)
@@ -61,18 +61,20 @@ class EmbedOp(nn.Module):
             pos = step.pos if step.pos is not None else torch.arange(ids.shape[1], device=ids.device)[None]
             x = x + self.position(pos).to(x.dtype)
         if self.types is not None:
-            x = x + self.types(step.types if step.types is not None else torch.zeros_like(ids))
+            types = step.types if step.types is not None else torch.zeros_like(ids)
+            x = x + _look_up(self.types, types, "token type", "types")
         if self.norm is not None:
             x = self.norm(x, step)
         return F.dropout(x, self.spec.dropout, self.training), step
 
-    def _look_up(self, ids: Tensor) -> Tensor:
-        if ids.is_floating_point():
-            raise InputError(f"token ids are whole numbers, got {ids.dtype}")
-        if torch.compiler.is_compiling():
-            return self.tokens(ids)
-        try:
-            return self.tokens(ids)
-        except IndexError:
-            bad = ids[(ids < 0) | (ids >= self.spec.vocab)][0]
-            raise InputError(f"token id {int(bad)} is outside the vocabulary of {self.spec.vocab}") from None
+
+def _look_up(rows: nn.Embedding, ids: Tensor, what: str, whole: str) -> Tensor:
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise InputError(f"{what}s are int64 or int32, got {ids.dtype}")
+    if torch.compiler.is_compiling():
+        return rows(ids)
+    try:
+        return rows(ids)
+    except IndexError:
+        bad = ids[(ids < 0) | (ids >= rows.num_embeddings)][0]
+        raise InputError(f"{what} {int(bad)} is outside the {whole} of {rows.num_embeddings}") from None

@@ -24,9 +24,7 @@ def locate(step: Step, tokens: Tensor, state: State | None) -> Step:
     if tokens.dim() < 2:
         raise InputError(f"inputs of shape {list(tokens.shape)}: a model takes a batch of rows, [B, L]")
     batch, length = tokens.shape[:2]
-    for name, given, rows in (("segment", step.segment, (batch,)), ("pos", step.pos, (batch, 1))):
-        if given is not None and (given.shape[0] not in rows or given.shape[-1] != length):
-            raise InputError(f"Step.{name} is {list(given.shape)}, the inputs are [{batch}, {length}]")
+    _check(step, batch, length)
     if state is None and step.segment is None:
         return step.replace(shared=Shared())
     if length == 0:
@@ -35,6 +33,7 @@ def locate(step: Step, tokens: Tensor, state: State | None) -> Step:
     if state is not None:
         place = state.place(step, batch, length)
         first, document = state.last(place)
+        _check_prefix(step, first, length)
     starts = None
     if step.segment is not None:
         starts = document_starts(step.segment)
@@ -58,30 +57,84 @@ def share(
     if state is not None and place is not None and document is not None:
         state.note(place, pos.expand(x.shape[:2]), document)  # not before the front end has taken the inputs
         k_pos, k_document = state.keys(place)
-        clean = not torch.compiler.is_compiling() and int(document.max()) <= 1  # hidden cells are empty ones
+        # Hidden cells are empty ones, unless the slot holds an earlier document or the caller hides more.
+        compiling = torch.compiler.is_compiling()
+        clean = step.mask is None and (step.segment is None if compiling else int(document.max()) <= 1)
         layout = Layout(pos.expand(x.shape[:2]), k_pos, document, k_document, clean=clean)
     elif document is not None or step.pos is not None:
         layout = Layout(pos, pos, document, document)
     shared = Shared(place, starts, document, layout, _cross(step, x, state))
     shared = replace(shared, **_rotary(rotary, pos, k_pos, document, k_document, x.dtype))
-    return step.replace(shared=shared, bias=step.bias if bias is None else bias(pos, k_pos, x.dtype))
+    scores = step.bias
+    if bias is not None:
+        own = bias(pos, k_pos, x.dtype)
+        scores = own if scores is None else own + scores
+    memory = step.memory
+    if memory is not None and state is not None and step.memory_segment is not None:
+        memory = memory.masked_fill(step.memory_segment[..., None] == 0, 0)  # what is kept of padding is finite
+    return step.replace(shared=shared, bias=scores, memory=memory)
+
+
+UNNUMBERED = -1  # the document of a memory that names none: seen by all
 
 
 def _cross(step: Step, x: Tensor, state: State | None) -> Layout | None:
-    """Who sees which memory: the documents of the same number, or all of it where the tokens name none."""
+    """Who sees which memory: the documents of the same number, or all of it where memory or tokens name none."""
     place = step.shared.place if step.shared is not None else None
-    segment, kept = step.memory_segment, False
+    memory, kept = step.memory_segment, False
     if state is not None and place is not None and state.memory_segment.shape[1]:
         if step.memory is None:
-            segment, kept = state.memory_segment[:, : place.memory_used][place.rows], True
+            memory, kept = state.memory_segment[:, : place.memory_used][place.rows].long(), True
         else:
-            whole = torch.ones(step.memory.shape[:2], dtype=torch.int32, device=x.device)
-            state.remember(segment if segment is not None else whole, place)
-    if segment is None:
+            whole = torch.full(step.memory.shape[:2], UNNUMBERED, dtype=torch.int32, device=x.device)
+            state.remember(memory if memory is not None else whole, place)
+    if memory is None:
         return None
-    if step.segment is not None:
-        return Layout(None, None, step.segment, segment.long(), clean=kept)
-    return Layout(None, None, torch.ones_like(x[..., 0], dtype=torch.long), (segment != 0).long(), clean=kept)
+    tokens = step.segment
+    if tokens is None:
+        if kept and not torch.compiler.is_compiling() and bool((memory > memory[:, :1]).any()):
+            raise InputError("the memory holds several documents: say with Step.segment which one each token reads")
+        tokens, memory = torch.ones_like(x[..., 0], dtype=torch.long), (memory != 0).long()
+    elif kept:
+        free = (memory == UNNUMBERED).any(1, keepdim=True)
+        tokens = torch.where(free, tokens != 0, tokens)
+        memory = torch.where(free, memory != 0, memory)
+    return Layout(None, None, tokens, memory, clean=kept)
+
+
+def _check(step: Step, batch: int, length: int) -> None:
+    """The shapes and dtypes of what the caller gives. Raises InputError for the first that does not fit."""
+    rows, memory = (batch,), None if step.memory is None else step.memory.shape[1]
+    for name, given, whole, shape in (
+        ("segment", step.segment, True, (rows, length)),
+        ("pos", step.pos, True, ((batch, 1), length)),
+        ("types", step.types, True, (rows, length)),
+        ("prefix", step.prefix, True, (rows,)),
+        ("memory", step.memory, False, (rows, None, None)),
+        ("memory_segment", step.memory_segment, True, (rows, memory)),
+    ):
+        if given is None:
+            continue
+        fits = given.dim() == len(shape) and given.shape[0] in shape[0]
+        if not fits or any(want not in (None, size) for size, want in zip(given.shape[1:], shape[1:], strict=True)):
+            raise InputError(f"Step.{name} is {list(given.shape)}, the inputs are [{batch}, {length}]")
+        if whole and (given.is_floating_point() or given.dtype == torch.bool):
+            raise InputError(f"Step.{name} holds whole numbers, got {given.dtype}")
+    for name, given in (("mask", step.mask), ("bias", step.bias)):
+        sizes = (1,) * (4 - given.dim()) + tuple(given.shape) if given is not None and given.dim() <= 4 else (1,) * 4
+        if given is not None and (given.dim() > 4 or sizes[0] not in (1, batch) or sizes[2] not in (1, length)):
+            raise InputError(f"Step.{name} is {list(given.shape)}, which is no [B, N, L, M] of [{batch}, {length}]")
+
+
+def _check_prefix(step: Step, first: Tensor, length: int) -> None:
+    """A prefix sees itself whole, so one call has to hold it: its earlier tokens cannot be computed again."""
+    if step.prefix is None or torch.compiler.is_compiling():
+        return
+    start = first[:, 0]
+    split = ((start > 0) & (step.prefix > start)) | ((start == 0) & (step.prefix > length))
+    if bool(split.any()):
+        row = int(split.nonzero()[0])
+        raise InputError(f"row {row}: the prefix of {int(step.prefix[row])} tokens has to lie within its first call")
 
 
 def _rotary(

@@ -22,7 +22,7 @@ class Init(Spec):
     """Standard deviation of matrices; "fan_in": one over the square root of the input width."""
     residual: Literal["same", "depth"] = "same"
     """Matrices that write into the residual stream: like the others, or divided by the square root of how many
-    sublayers write there, so that the stream's variance does not grow with depth (GPT-2 report, section 2.3)."""
+    of their trunk write there, so that the stream's variance does not grow with depth (GPT-2 report, section 2.3)."""
     embedding: float | None = None
     """Standard deviation of embedding tables; None: as matrices (0.02 where those follow their width)."""
     position: float | None = None
@@ -60,11 +60,13 @@ def initialise(model: nn.Module, init: Init, seed: int) -> None:
     for parameter in model.parameters():
         parameter.view(-1)[:1] = math.nan  # a mark that whoever sets the parameter overwrites
     generator = torch.Generator().manual_seed(seed)
-    writers = {id(getattr(op, name)) for op in model.modules() for name in getattr(op, "residual_outputs", ())}
-    depth = math.sqrt(len(writers)) if init.residual == "depth" and writers else 1.0
+    depth: dict[int, float] = {}  # of each matrix that writes into the residual stream of its trunk
+    for trunk in model.children():
+        writers = [getattr(op, name) for op in trunk.modules() for name in getattr(op, "residual_outputs", ())]
+        depth |= {id(writer): math.sqrt(len(writers)) for writer in writers if init.residual == "depth"}
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            normal(module.weight, init.matrix(module.in_features) / (depth if id(module) in writers else 1), generator)
+            normal(module.weight, init.matrix(module.in_features) / depth.get(id(module), 1.0), generator)
             if module.bias is not None:  # pyright: ignore[reportUnnecessaryComparison]
                 module.bias.zero_()
         elif isinstance(module, nn.Embedding):

@@ -20,6 +20,9 @@ class LayerNorm(Part):
     bias: bool = True
     """Whether a bias is learned beside the weight."""
 
+    def check(self) -> None:
+        self.require(self.eps >= 0, f"eps must be at least 0, got {self.eps}")
+
     def build(self, dim: int, context: Context) -> LayerNormOp:
         return LayerNormOp(self, dim)
 
@@ -50,6 +53,9 @@ class RMSNorm(Part):
     plus_one: bool = False
     """Gemma's form: the stored weight is the distance from 1, and is applied before rounding to x's dtype."""
 
+    def check(self) -> None:
+        self.require(self.eps >= 0, f"eps must be at least 0, got {self.eps}")
+
     def build(self, dim: int, context: Context) -> RMSNormOp:
         return RMSNormOp(self, dim)
 
@@ -72,4 +78,4 @@ class RMSNormOp(Op):
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.spec.eps)
         if self.spec.plus_one:
             return (wide * (1 + self.weight.to(wide.dtype))).to(x.dtype)
-        return self.weight * wide.to(x.dtype)
+        return (self.weight * wide.to(x.dtype)).to(x.dtype)

@@ -129,6 +129,7 @@ class T5Buckets(Part):
 
     def check(self) -> None:
         self.require(self.heads > 0, f"heads is above 0, got {self.heads}")
+        self.require(max(self.buckets, self.distance) <= 65536, "buckets and distance are at most 65536")
         one_way = self.buckets // 2 if self.bidirectional else self.buckets
         self.require(
             one_way >= 2 and not (self.bidirectional and self.buckets % 2),

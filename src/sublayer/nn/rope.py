@@ -154,7 +154,7 @@ def rope_from_hf(config: Mapping[str, Any], head_size: int, *, pairing: Pairing 
     Raises SpecError naming the key for a rope_type or a key of it that is not known here, and for one that is missing.
     """
     where, given = _hf_parameters(config)
-    theta = given.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
+    theta = next((t for t in (given.pop("rope_theta", None), config.get("rope_theta")) if t is not None), 10000.0)
     part = given.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
     size = None if int(head_size * part) == head_size else int(head_size * part)
     older, newer = given.pop("type", None), given.pop("rope_type", None)

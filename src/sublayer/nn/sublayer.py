@@ -267,8 +267,8 @@ class Model(Part):
         try:
             with torch.device("meta"):
                 model = ModelOp(self)
-        except RuntimeError as error:  # torch cannot count so many bytes
-            raise SpecError(f"sizes beyond any memory: {error}") from None
+        except (RuntimeError, TypeError, OverflowError) as error:  # torch cannot count so many bytes
+            raise SpecError(f"sizes beyond any memory: {str(error).splitlines()[0]}") from None
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):
                 room = torch.empty(parameter.shape, dtype=dtype, device=device)
@@ -306,6 +306,8 @@ class ModelOp(nn.Module):
         Raises InputError for ids or positions outside the tables, StateError for what the state cannot hold.
         """
         extras: Extras = {}
+        if output not in ("logits", "hidden"):
+            raise InputError(f'output={output!r}: "logits" or "hidden"')
         if step is None:
             step = Step()
         if source is not None:
@@ -346,7 +348,8 @@ class ModelOp(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The head alone: hidden vectors […, D] → logits […, V]."""
-        assert self.head is not None
+        if self.head is None:
+            raise InputError("the model has no head: its outputs are hidden vectors")
         return self.head(hidden, self._table())
 
     def _table(self) -> Tensor | None:

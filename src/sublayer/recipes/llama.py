@@ -60,6 +60,8 @@ def llama(
         )  # fmt: skip
         return Block((pre_norm("attn", attention, norm), pre_norm("ffn", ffn, norm)))
 
+    if len(windows) != layers:
+        raise SpecError(f"llama: window={window} gives {len(windows)} windows for {layers} layers")
     blocks = repeat(block(windows[0]), layers) if len(set(windows)) == 1 else tuple(map(block, windows))
     return Model(dim, decoder=Trunk(Embed(vocab), blocks, norm), tied=tied, init=Init(0.02, residual="depth"))
 

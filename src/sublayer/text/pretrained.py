@@ -107,7 +107,7 @@ class PretrainedStream:
 def _read(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: {error}") from None
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected a JSON object, found {type(data).__name__}")
@@ -118,12 +118,17 @@ def _eos(folder: Path, model: tokenizers.Tokenizer) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
         found = _read(folder / name).get("eos_token_id") if (folder / name).is_file() else None
         if found is not None:
-            return tuple(found) if isinstance(found, list) else (found,)
+            ids = tuple(found) if isinstance(found, list) else (found,)
+            if not all(type(token) is int and token >= 0 for token in ids):
+                raise InputError(f"{folder / name}: eos_token_id is a token id or a list of them, got {found!r}")
+            return ids
     path = folder / "tokenizer_config.json"
     token = _read(path).get("eos_token") if path.is_file() else None
     if token is None:
         return ()
-    content = token["content"] if isinstance(token, dict) else token
+    content = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(content, str):
+        raise InputError(f"{path}: eos_token is the text of a token, got {content!r}")
     eos = model.token_to_id(content)
     if eos is None:
         raise InputError(f"{path}: eos_token {content!r} is not in the vocabulary of tokenizer.json")

@@ -71,8 +71,14 @@ def train(
 
 
 @torch.inference_mode()
-def bits_per_byte(model: ModelOp, windows: Windows, bytes_in_text: int, batch: int = 16) -> float:
-    """The model's code length for held-out windows, in bits per byte of their text."""
-    parts = zip(windows[0].split(batch), windows[1].split(batch), strict=True)
-    nats = sum(next_token_loss(model, ids, segment)[0].item() for ids, segment in parts)
-    return nats / math.log(2) / bytes_in_text
+def bits_per_byte(model: nn.Module, windows: Windows, eos: int, batch: int = 16) -> float:
+    """Code length of what a byte model predicts in held-out windows, in bits per byte predicted (eos is no byte).
+
+    The first token of a window or document, which nothing predicts, counts on neither side.
+    """
+    nats, count = 0.0, 0
+    for ids, segment in zip(windows[0].split(batch), windows[1].split(batch), strict=True):
+        loss, tokens = next_token_loss(model, ids, segment)
+        ends = (ids[:, 1:] == eos) & (segment[:, 1:] == segment[:, :-1]) & (segment[:, 1:] != 0)
+        nats, count = nats + loss.item(), count + tokens - int(ends.sum())
+    return nats / math.log(2) / max(count, 1)
