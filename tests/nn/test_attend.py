@@ -523,3 +523,15 @@ def test_training_compiles_to_one_graph(mask):
     compiled = torch.compile(lambda q, k, v: attend(q, k, v, mask, scale=SCALE), backend="aot_eager", fullgraph=True)
     q, k, v = inputs(16, 16)
     close([compiled(q, k, v)], [attend(q, k, v, mask, scale=SCALE, kernel="reference")], 1e-10)
+
+
+@pytest.mark.parametrize("kernel", ["reference", "sdpa", "tiled", "auto"])
+@pytest.mark.parametrize("shape", [(9,), (1, 9), (4, 1, 9)])
+def test_a_bias_of_fewer_axes_is_broadcast(kernel: Any, shape: tuple[int, ...]) -> None:
+    """One query and grouped heads, as in decoding."""
+    q, k, v = (torch.randn(2, n, length, 8, dtype=torch.float64) for n, length in ((4, 1), (2, 9), (2, 9)))
+    bias = torch.randn(shape, dtype=torch.float64)
+    whole = bias.expand(2, 4, 1, 9)
+    torch.testing.assert_close(
+        attend(q, k, v, scale=0.3, bias=bias, kernel=kernel), attend(q, k, v, scale=0.3, bias=whole, kernel="reference")
+    )

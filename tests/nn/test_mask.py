@@ -243,3 +243,12 @@ def test_a_mask_is_built_inside_one_graph():
 
     compiled = torch.compile(build, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(POSITION, SEGMENT), build(POSITION, SEGMENT))
+
+
+def test_reach_is_from_the_first_to_the_last_key_that_any_row_sees() -> None:
+    q_pos, k_pos = torch.tensor([[9], [7]]), torch.arange(12).expand(2, 12)
+    held = torch.tensor([[1] * 10 + [0] * 2, [1] * 8 + [0] * 4])
+    layout = Layout(q_pos, k_pos, torch.ones(2, 1, dtype=torch.long), held)
+    assert Mask(causal=True, window=3, layout=layout).reach(1, 12, "cpu") == slice(5, 10)
+    assert Mask(causal=True, layout=layout).reach(1, 12, "cpu") == slice(0, 10)
+    assert Mask(causal=True).reach(1, 12, "cpu") == slice(0, 12)

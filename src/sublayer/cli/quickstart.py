@@ -19,8 +19,8 @@ def command(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from .. import recipes
-    from ..errors import SublayerError, UsageError
     from ..data.corpus import split, standard_library, unigram_bits
+    from ..errors import SublayerError, UsageError
     from ..inspect.count import readable
     from ..text import Bytes, load_tokenizer
     from ..train.loop import bits_per_byte, pack, train
@@ -81,4 +81,6 @@ def command(
         markup=False,
     )
     if bits >= unigram:
-        raise SublayerError(f"the model takes {bits:.3f} bits per byte, no less than single bytes: give it more --steps")
+        raise SublayerError(
+            f"the model takes {bits:.3f} bits per byte, no less than single bytes: give it more --steps"
+        )

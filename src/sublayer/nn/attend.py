@@ -85,6 +85,8 @@ def attend(
     if k.shape[2] == 0:
         out = q.new_zeros(*q.shape[:3], v.shape[3])
         return (out, q.new_zeros(*q.shape[:3], 0)) if weights else out
+    if bias is not None and bias.dim() < 4:
+        bias = bias[(None,) * (4 - bias.dim())]
     options = Options(scale, bias, softcap, sink_logits, dropout, weights)
     name = choose(q, k, mask, options) if kernel == "auto" else kernel
     if name not in KERNELS:

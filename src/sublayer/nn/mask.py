@@ -161,6 +161,18 @@ class Mask:
         kept = self.layout.remembered(key, lambda: (self.prefix, self.allowed, self._cells(L, M, device)))
         return kept[2]
 
+    def reach(self, L: int, M: int, device: torch.device | str) -> slice:
+        """The keys from the first to the last that any row sees; reads values, so all of them when compiling."""
+        unseen = self.cells(L, M, device)[1]
+        if unseen is None or self.layout is None or torch.compiler.is_compiling():
+            return slice(0, M)
+
+        def find() -> tuple[Tensor, slice]:
+            shown: list[int] = plain((~unseen).any(0).nonzero()[:, 0])
+            return unseen, slice(shown[0], shown[-1] + 1) if shown else slice(0, M)
+
+        return self.layout.remembered(("reach", id(unseen)), find)[1]
+
     def tiles(self, L: int, M: int, size: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
         """For tiles of `size` queries by `size` keys, [B|1, rows, columns] bool: may a cell be visible; are all.
 

@@ -38,8 +38,8 @@ def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> 
     k, bad_key = finite(k)
     v, bad_value = finite(v)
 
-    grouped = torch.unflatten(q.to(dtype), 1, (k.shape[1], -1))  # [B, K, G, L, H]
-    scores = (options.scale * grouped @ k.to(dtype).mT[:, :, None]).flatten(1, 2)
+    grouped = torch.unflatten(q.to(dtype), 1, (k.shape[1], -1)).flatten(2, 3)  # [B, K, G · L, H]: keys are not repeated
+    scores = torch.unflatten(options.scale * grouped @ k.to(dtype).mT, 2, (-1, L)).flatten(1, 2)
     if bad_key is not None:
         scores = scores.masked_fill(_per_head(bad_key.any(-1)[:, :, None], N), torch.nan)
     if options.softcap is not None:
@@ -52,7 +52,8 @@ def reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> 
     weights = _softmax(scores, options.sink_logits)
     if options.dropout > 0:
         weights = F.dropout(weights, options.dropout)
-    out = (torch.unflatten(weights, 1, (v.shape[1], -1)) @ v.to(dtype)[:, :, None]).flatten(1, 2)
+    shares = torch.unflatten(weights, 1, (v.shape[1], -1)).flatten(2, 3)
+    out = torch.unflatten(shares @ v.to(dtype), 2, (-1, L)).flatten(1, 2)
     if bad_value is not None:
         seen = torch.ones_like(scores) if visible is None else visible.expand_as(scores).to(dtype)
         out = out.masked_fill(seen @ _per_head(bad_value.to(dtype), N) > 0, torch.nan)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .mask import Mask, Span, plain, visible
+from .mask import Layout, Mask, Span, plain, visible
 from .reference import Options, refuse
 
 FEW = 32  # up to so many queries against more keys, a mask of a few rows is cheaper than one call a row of the batch
@@ -207,15 +207,31 @@ def _band(q: Tensor, k: Tensor, v: Tensor, offset: int, mask: Mask, options: Opt
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> Tensor:
-    """With the mask as a tensor."""
-    seen, unseen = mask.cells(q.shape[2], k.shape[2], q.device)
-    if unseen is not None and not (mask.layout is not None and mask.layout.clean):
+    """With the mask as a tensor. Keys before the first and after the last that is seen are not read."""
+    L, M = q.shape[2], k.shape[2]
+    (seen, unseen), layout = mask.cells(L, M, q.device), mask.layout
+    scores = seen if options.bias is None else _scores(options.bias, seen, layout, q.dtype)
+    reach = mask.reach(L, M, q.device)
+    if reach != slice(0, M):
+        k, v = k[:, :, reach], v[:, :, reach]
+        unseen = unseen[:, reach] if unseen is not None else None
+        scores = scores[..., reach] if scores is not None and scores.shape[-1] == M else scores
+    if unseen is not None and not (layout is not None and layout.clean):
         k = k.masked_fill(unseen[:, None, :, None], 0)
         v = v.masked_fill(unseen[:, None, :, None], 0)
-    if options.bias is None:
-        return _fused(q, k, v, options, seen)
-    bias = options.bias.to(q.dtype)
-    return _fused(q, k, v, options, bias if seen is None else torch.where(seen, bias, -torch.inf))
+    return _fused(q, k, v, options, scores)
+
+
+def _scores(bias: Tensor, seen: Tensor | None, layout: Layout | None, dtype: torch.dtype) -> Tensor:
+    """bias with -inf where nothing is seen; layers that share both share the result."""
+    if seen is None:
+        return bias.to(dtype)
+
+    def join() -> tuple[Tensor, Tensor, Tensor]:
+        return bias, seen, torch.where(seen, bias.to(dtype), -torch.inf)
+
+    kept = join() if layout is None else layout.remembered(("scores", id(bias), id(seen), dtype), join)
+    return kept[2]
 
 
 def _fused(
