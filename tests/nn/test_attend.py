@@ -1,6 +1,7 @@
 """Every kernel computes the same function, forward and backward, and the function is the one in the docstring."""
 
 import math
+from typing import Any
 
 import pytest
 import torch

@@ -92,8 +92,10 @@ def _cross(step: Step, x: Tensor, state: State | None) -> Layout | None:
         return None
     tokens = step.segment
     if tokens is None:
-        if kept and not torch.compiler.is_compiling() and bool((memory > memory[:, :1]).any()):
-            raise InputError("the memory holds several documents: say with Step.segment which one each token reads")
+        if kept and memory.shape[1] and not torch.compiler.is_compiling():
+            numbers = memory.abs()
+            if bool(((numbers != 0) & (numbers != numbers.amax(1, keepdim=True))).any()):
+                raise InputError("the memory holds several documents: say with Step.segment which one a token reads")
         tokens, memory = torch.ones_like(x[..., 0], dtype=torch.long), (memory != 0).long()
     elif kept:
         free = (memory == UNNUMBERED).any(1, keepdim=True)
