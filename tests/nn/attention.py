@@ -1,9 +1,13 @@
 """What the tests of every attention kernel share: masks of all kinds, and the comparison."""
 
+from typing import TypeVar
+
 import torch
 
 from sublayer.nn.attend import attend
 from sublayer.nn.mask import Layout, Mask
+
+Value = TypeVar("Value")
 
 SCALE = 0.3
 SEGMENT = torch.tensor([[1] * 5 + [2] * 4 + [3] * 2 + [0] * 2, [0] * 2 + [1] * 11])
@@ -63,6 +67,12 @@ MASKS = {
 }
 
 
+def present(x: Value | None) -> Value:
+    """x, which is not None."""
+    assert x is not None
+    return x
+
+
 def inputs(L, M, *, B=2, N=4, K=2, H=8, Hv=8, dtype=torch.float64, seed=0):
     generator = torch.Generator().manual_seed(seed)
     shapes = (B, N, L, H), (B, K, M, H), (B, K, M, Hv)
@@ -73,6 +83,7 @@ def outcome(kernel, leaves, mask, **options):
     """Output and gradients, with a weight on each output that no two share."""
     q, k, v, *_ = leaves
     out = attend(q, k, v, mask, scale=SCALE, kernel=kernel, **options)
+    assert isinstance(out, torch.Tensor)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(out)
     return [out, *torch.autograd.grad((out * weight).sum(), leaves)]
 

@@ -13,7 +13,7 @@ from sublayer.errors import InputError, MaskError
 from sublayer.nn.attend import KERNELS, attend, choose
 from sublayer.nn.mask import Layout, Mask
 from sublayer.nn.reference import Options
-from tests.nn.attention import MASKS, SCALE, agree, close, inputs, outcome
+from tests.nn.attention import MASKS, SCALE, agree, close, inputs, outcome, present
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -209,7 +209,7 @@ def test_a_query_that_sees_nothing_returns_zeros(kernel, name):
     mask, L, M = MASKS[name]
     leaves = inputs(L, M)
     out, dq, dk, dv = outcome(kernel, leaves, mask)
-    blind = ~mask.materialise(L, M, "cpu").any(-1).expand(2, 4, L)
+    blind = ~present(mask.materialise(L, M, "cpu")).any(-1).expand(2, 4, L)
     assert blind.any()
     assert out[blind].eq(0).all()
     assert dq[blind].eq(0).all()
@@ -244,7 +244,7 @@ def test_what_no_query_sees_reaches_nothing(kernel, name, value):
     """pytorch#101967: a weight of 0 times NaN is NaN."""
     mask, L, M = MASKS[name]
     clean, dirty = inputs(L, M), inputs(L, M)
-    unseen = mask.cells(L, M, "cpu")[1].expand(2, M)
+    unseen = present(mask.cells(L, M, "cpu")[1]).expand(2, M)
     assert unseen.any()
     with torch.no_grad():
         for x in dirty[1:]:
@@ -275,7 +275,7 @@ def test_the_future_reaches_nothing(kernel, where, value):
 def test_a_clean_layout_is_taken_at_its_word():
     """The decoding state keeps zeros where nothing is written, and spares a pass over all keys."""
     mask, L, M = MASKS["ragged decoding"]
-    layout = mask.layout
+    layout = present(mask.layout)
     vouched = Layout(layout.q_pos, layout.k_pos, layout.q_segment, layout.k_segment, clean=True)
     q, k, v = (x.detach() for x in inputs(L, M))
     with Allocated() as plain:
@@ -353,7 +353,9 @@ def largest_and_saved(kernel, mask, L, **options):
     q, k, v = inputs(L, L, B=1, N=2, K=1, dtype=torch.float32)
     saved = []
     with Allocated() as made, torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-        attend(q, k, v, mask, scale=SCALE, kernel=kernel, **options).sum().backward()
+        out = attend(q, k, v, mask, scale=SCALE, kernel=kernel, **options)
+        assert isinstance(out, torch.Tensor)
+        out.sum().backward()
     storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in saved}
     return made.largest, sum(storages.values())
 

@@ -150,7 +150,7 @@ def test_a_state_of_another_dtype_serves() -> None:
 
 
 def test_residual_outputs_start_by_the_depth_of_their_own_trunk() -> None:
-    model = translator(layers=2, encoder_layers=32).build()
+    model: Any = translator(layers=2, encoder_layers=32).build()
     shallow = model.decoder.blocks["0"].attn.op.out.weight.std().item()
     deep = model.encoder.blocks["0"].attn.op.out.weight.std().item()
     assert shallow == pytest.approx(16**-0.5 / 4**0.5, rel=0.25)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sublayer.errors import MaskError
 from sublayer.nn.mask import Layout, Mask
+from tests.nn.attention import present
 
 SEGMENT = torch.tensor([[1, 1, 1, 2, 2, 3, 3, 0], [0, 0, 4, 4, 4, 4, 4, 4]])
 POSITION = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 0], [0, 0, 0, 1, 2, 3, 4, 5]])
@@ -122,9 +123,9 @@ def test_and_is_what_both_let_through(a, b):
 
 
 def test_prefix_replaces_causal_but_and_narrows_it():
-    replaced = Mask(causal=True, prefix=3).materialise(4, 4, "cpu")
+    replaced = present(Mask(causal=True, prefix=3).materialise(4, 4, "cpu"))
     assert replaced[0, 0, 0].tolist() == [True, True, True, False]
-    narrowed = (Mask(causal=True) & Mask(prefix=3)).materialise(4, 4, "cpu")
+    narrowed = present((Mask(causal=True) & Mask(prefix=3)).materialise(4, 4, "cpu"))
     assert narrowed[0, 0, 0].tolist() == [True, False, False, False]
 
 
@@ -148,13 +149,13 @@ def test_a_mask_that_cannot_be_meant_is_refused_in_one_line(fields, line):
 
 def test_layouts_do_not_mix():
     with pytest.raises(MaskError, match="share one Layout object"):
-        Mask(layout=LAYOUTS["documents"]) & Mask(layout=LAYOUTS["positions"])
+        _ = Mask(layout=LAYOUTS["documents"]) & Mask(layout=LAYOUTS["positions"])
     with pytest.raises(MaskError, match="positions of queries"):
         Layout(k_pos=POSITION)
 
 
 def test_spans_are_the_documents():
-    rows = Layout(q_segment=SEGMENT, k_segment=SEGMENT).spans(8, 8)
+    rows = present(Layout(q_segment=SEGMENT, k_segment=SEGMENT).spans(8, 8))
     assert [[span[:4] for span in row] for row in rows] == [
         [(0, 3, 0, 3), (3, 5, 3, 5), (5, 7, 5, 7)],
         [(2, 8, 2, 8)],
@@ -164,15 +165,15 @@ def test_spans_are_the_documents():
 
 def test_spans_keep_the_positions_of_a_document_that_is_continued():
     layout = Layout(torch.tensor([[5, 6, 7]]), torch.tensor([[2, 3, 4, 5, 6, 7]]))
-    ((span,),) = layout.spans(3, 6)
+    ((span,),) = present(layout.spans(3, 6))
     assert span == (0, 3, 0, 6, 2, True)
-    ((span,),) = Layout(torch.tensor([[4, 5, 6]]), torch.tensor([[2, 3, 4, 5, 6, 7]])).spans(3, 6)
+    ((span,),) = present(Layout(torch.tensor([[4, 5, 6]]), torch.tensor([[2, 3, 4, 5, 6, 7]])).spans(3, 6))
     assert not span.aligned
 
 
 def test_spans_pair_cross_attention_by_number():
     queries, keys = torch.tensor([[2, 2, 1, 3]]), torch.tensor([[1, 1, 0, 2, 2, 2]])
-    (row,) = Layout(q_segment=queries, k_segment=keys).spans(4, 6)
+    (row,) = present(Layout(q_segment=queries, k_segment=keys).spans(4, 6))
     assert [span[:4] for span in row] == [(0, 2, 3, 6), (2, 3, 0, 2)]
 
 
@@ -209,7 +210,7 @@ def test_prefixes_of_two_calls_are_told_apart():
     layout = Layout(q_segment=SEGMENT, k_segment=SEGMENT)
     for value in range(5):  # a memo keyed by identity must keep what it is keyed by alive
         mask = Mask(prefix=torch.full((2,), value), layout=layout)
-        torch.testing.assert_close(mask.materialise(8, 8, "cpu").expand(2, 4, 8, 8), by_loops(mask, 8, 8))
+        torch.testing.assert_close(present(mask.materialise(8, 8, "cpu")).expand(2, 4, 8, 8), by_loops(mask, 8, 8))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

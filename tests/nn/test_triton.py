@@ -17,7 +17,7 @@ import torch
 from sublayer.errors import MaskError
 from sublayer.nn.attend import attend
 from sublayer.nn.mask import Layout, Mask
-from tests.nn.attention import MASKS, SCALE, agree, close, inputs, outcome
+from tests.nn.attention import MASKS, SCALE, agree, close, inputs, outcome, present
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 triton_attention = pytest.importorskip("sublayer.nn.triton_attention")
@@ -108,7 +108,7 @@ def test_what_no_query_sees_reaches_nothing(name):
     mask, L, M = MASKS[name]
     mask = on_device(mask)
     clean, dirty = leaves(L, M), leaves(L, M)
-    unseen = mask.cells(L, M, DEVICE)[1].expand(2, M)
+    unseen = present(mask.cells(L, M, DEVICE)[1]).expand(2, M)
     with torch.no_grad():
         for x in dirty[1:]:
             x.masked_fill_(unseen[:, None, :, None], torch.nan)
@@ -136,15 +136,17 @@ def test_half_precision_is_as_near_as_its_rounding():
     ],
 )
 def test_what_it_cannot_do_is_one_line(options, line):
+    q, k, v = leaves(5, 5)
     with pytest.raises(MaskError) as error:
-        attend(*leaves(5, 5), scale=SCALE, kernel="triton", **options)
+        attend(q, k, v, scale=SCALE, kernel="triton", **options)
     assert str(error.value) == line
 
 
 @pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="here it can run")
 def test_without_a_gpu_or_the_interpreter_it_says_so():
+    q, k, v = leaves(5, 5)
     with pytest.raises(MaskError, match="needs a GPU, and q lies on cpu"):
-        attend(*leaves(5, 5), scale=SCALE, kernel="triton")
+        attend(q, k, v, scale=SCALE, kernel="triton")
 
 
 KERNELS = ["_forward", "_backward_queries", "_backward_keys"]
