@@ -51,7 +51,7 @@ clean:  ## remove the environment and the caches
 
 .venv/dev: pyproject.toml constraints.txt | .venv/bin/pip
 	@echo "Installing Sublayer and its development tools into .venv (torch is large: this can take minutes)"
-	@$(PIP) -e '.[dev]'
+	@$(PIP) -e '.[dev,bench]'
 	@touch .venv/runtime $@
 
 .venv/bin/pip:
