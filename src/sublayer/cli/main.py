@@ -12,8 +12,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from sublayer import __version__
-from sublayer.errors import SublayerError
+from .. import __version__
+from ..errors import SublayerError
 
 
 class Entry(NamedTuple):

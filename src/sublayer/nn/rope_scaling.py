@@ -28,8 +28,8 @@ class _Scaling:
         return geometric(theta, size)
 
     def stretch(self, frequencies: Tensor, lengths: Tensor, theta: float, size: int) -> Tensor:
-        """Dynamic scalings: the frequencies [B|1, L, R/2] for documents of these lengths [B|1, L]."""
-        raise NotImplementedError
+        """The frequencies [B|1, L, R/2] for documents of these lengths [B|1, L]; static scalings change nothing."""
+        return frequencies
 
 
 class Linear(_Scaling, Spec):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sublayer.errors import InputError, nearest
-from sublayer.files import replacing
-from sublayer.text.tokenizer import check_id, utf8
+from ..errors import InputError, nearest
+from ..files import replacing
+from .tokenizer import check_id, utf8
 
 BYTES = 256
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import tokenizers
 
-from sublayer.errors import InputError
-from sublayer.text.bytes import Bytes
-from sublayer.text.tokenizer import Tokenizer, check_id, utf8
+from ..errors import InputError
+from .bytes import Bytes
+from .tokenizer import Tokenizer, check_id, utf8
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from sublayer.errors import InputError
+from ..errors import InputError
 
 
 class StreamDecoder(Protocol):
