@@ -608,3 +608,13 @@ def test_the_state_of_another_model_is_refused(written) -> None:
         State.load(path, llama(8, 2, 2, 2, 8, V).build())
     with pytest.raises(StateError, match="not a saved state: .*No such file"):
         State.load(path.with_name("absent"), with_recurrence())
+
+
+def test_the_cells_of_a_head_are_neighbours_in_memory() -> None:
+    """Attention reads [B, heads, length, size]: of a whole slot that is one run of memory."""
+    model = llama(16, 1, 2, 2, hidden=24, vocab=16).build()
+    tensors = State.allocate(model, 2, 8).store.tensors
+    assert len(tensors) == 2
+    for tensor in tensors.values():
+        assert tensor.shape == (2, 8, 2, 8)
+        assert tensor.transpose(1, 2).is_contiguous()
