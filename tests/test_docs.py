@@ -33,6 +33,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """In order, in one namespace, in a folder that holds a small model called "folder"."""
     monkeypatch.chdir(tmp_path)
     sublayer.save(sublayer.recipes.llama(32, 2, 4, 2, hidden=64, vocab=257).build(), "folder")
+    sublayer.text.Bytes(("<|end|>",)).save("folder")
     names = examples()
     for block in blocks(page):
         if ">>>" not in block:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sublayer.errors import nearest
 
 if TYPE_CHECKING:
-    from sublayer import decoding, inspect, nn, recipes, text, weights
+    from sublayer import decoding, inspect, nn, recipes, text, train, weights
     from sublayer.nn.attend import attend
     from sublayer.nn.sublayer import Model
     from sublayer.spec import Spec
@@ -33,6 +33,7 @@ __all__ = [
     "recipes",
     "save",
     "text",
+    "train",
     "weights",
 ]
 

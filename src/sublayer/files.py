@@ -25,7 +25,11 @@ def replacing(path: Path | str) -> Iterator[Path]:
             left.unlink(missing_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        beside.touch()
+        mode = beside.stat().st_mode  # what a new file gets here; some writers make private ones
+        beside.unlink()
         yield beside
+        beside.chmod(mode)
         with open(beside, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(beside, path)

@@ -175,17 +175,21 @@ class State:
         def numbers(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
 
+        made = {n: leaf for n, leaf in declared.items() if memory_length or not isinstance(leaf, PerMemory)}
+        try:
+            tensors = {name: make(leaf) for name, leaf in made.items()}
+        except RuntimeError as error:
+            raise StateError(
+                f"a state of {slots} slots, {length} tokens and {memory_length} memory vectors cannot be allocated: "
+                f"{str(error).splitlines()[0]}"
+            ) from None
         return cls(
             _Store(
                 length,
                 memory_length,
                 dtype or like.dtype,
                 declared,
-                {
-                    name: make(leaf)
-                    for name, leaf in declared.items()
-                    if memory_length or not isinstance(leaf, PerMemory)
-                },
+                tensors,
                 length=numbers(slots, dtype=torch.long),
                 pos=numbers(slots, length),
                 document=numbers(slots, length),
@@ -231,6 +235,8 @@ class State:
                 raise StateError(f"a batch of {batch} rows does not fit a state of {len(store.length)} slots")
             rows: slice | Tensor = slice(0, batch)
         else:
+            if not isinstance(step.slots, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise StateError(f"Step.slots is a tensor [B], got {type(step.slots).__name__}")
             if step.slots.shape != (batch,):
                 raise StateError(f"Step.slots is {list(step.slots.shape)}, the batch has {batch} rows")
             if step.slots.dtype not in (torch.int64, torch.int32):

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 
 import sublayer
-from sublayer.errors import SpecError, WeightsError
+from sublayer.errors import SpecError, UsageError, WeightsError
 from sublayer.files import replacing
 from sublayer.recipes import gpt2
 from sublayer.recipes.gpt2 import TINY as TINY_GPT2
@@ -177,3 +177,22 @@ def test_replacing_fails_where_nothing_was_written(tmp_path) -> None:
     with pytest.raises(FileNotFoundError), replacing(tmp_path / "a"):
         pass
     assert contents(tmp_path) == {"a": b"old"}
+
+
+def test_an_unknown_layout_is_refused(tmp_path) -> None:
+    with pytest.raises(UsageError, match="layout='HF'"):
+        sublayer.save(tiny().build(), tmp_path / "new", layout="HF")  # pyright: ignore[reportArgumentType]
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("layout", ["sublayer", "hf"])
+def test_weights_can_be_read_by_whoever_can_read_the_description(layout, tmp_path) -> None:
+    sublayer.save(tiny().build(), tmp_path, layout=layout)
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
+
+
+def test_a_dtype_that_holds_no_weights_is_refused(tmp_path) -> None:
+    sublayer.save(tiny().build(), tmp_path)
+    for dtype in ("bfloat16", torch.int8):
+        with pytest.raises(UsageError, match="expected a floating-point dtype"):
+            sublayer.load(tmp_path, dtype=dtype)  # pyright: ignore[reportArgumentType]

@@ -43,7 +43,7 @@ def command(
     dtype: Annotated[Dtype, typer.Option(help="Of weights and state.")] = "float32",
     device: Annotated[str, typer.Option(help="Where to run, as torch names it.")] = "cpu",
 ) -> None:
-    """Continue prompts with a model: text goes to stdout as it comes, speed and seed to stderr."""
+    """Continue prompts with a model: text goes to stdout (one prompt's as it comes), speed and seed to stderr."""
     from ..errors import UsageError
 
     prompts = [*(prompt or []), *_read_files(prompt_file or []), *(_read_ids(given) for given in ids or [])]
@@ -58,6 +58,7 @@ def command(
     from ..decoding.request import read_options
     from ..text import load_tokenizer
     from ..weights import load
+    from ..weights.load import read_spec
 
     asked: dict[str, Any] = {
         "max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
@@ -66,6 +67,7 @@ def command(
     }  # fmt: skip
     read_options(asked)  # a mistake is told before anything is loaded
     textual = bool(source or stop) or any(isinstance(prompt, str) for prompt in prompts)
+    read_spec(model)  # a folder that holds no model is told as such
     tokenizer = load_tokenizer(model) if textual or (model / "tokenizer.json").is_file() else None
     loaded = load(model, dtype=getattr(torch, dtype), device=device)
     events = stream(loaded, prompts, tokenizer=tokenizer, sources=source, seed=seed, **asked)

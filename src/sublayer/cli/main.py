@@ -24,11 +24,12 @@ class Entry(NamedTuple):
 COMMANDS = {
     "quickstart": Entry("sublayer.cli.quickstart", "Build a small model, train it, generate, and look inside."),
     "recipes": Entry("sublayer.cli.recipes", "List the families of models and their sizes."),
-    "show": Entry("sublayer.cli.show", "Print an architecture: its parts, parameters, FLOPs and bytes."),
+    "show": Entry("sublayer.cli.show", "Print an architecture: its parts, parameters, and bytes of state."),
     "generate": Entry("sublayer.cli.generate", "Continue a text with a model."),
 }
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+HELP = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, context_settings=HELP)
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -86,7 +87,7 @@ def options(
 
 
 def _load(name: str) -> Any:
-    single = typer.Typer(add_completion=False)
+    single = typer.Typer(add_completion=False, context_settings=HELP)
     single.command(name)(import_module(COMMANDS[name].module).command)
     return typer.main.get_command(single)
 

@@ -7,12 +7,15 @@ from typing import Annotated
 import typer
 
 WINDOW = 256
+OWN = Path("quickstart/model")
 
 
 def command(
-    folder: Annotated[Path, typer.Option("--out", help="Where the model is written.")] = Path("quickstart/model"),
+    folder: Annotated[Path, typer.Option("--out", help="Where the model is written.")] = OWN,
     steps: Annotated[int, typer.Option(min=1, help="Training steps of 16 windows of 256 bytes.")] = 240,
-    seed: Annotated[int, typer.Option(help="Seed of the first weights, of the order and of the sample.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**62, help="Seed of the first weights, of the order and of the sample.")
+    ] = 0,
 ) -> None:
     """Train a small Llama-type model on Python's own standard library, byte by byte; save, reload and sample it."""
     from rich.console import Console
@@ -20,14 +23,18 @@ def command(
 
     from .. import recipes
     from ..data.corpus import split, standard_library, unigram_bits
-    from ..errors import SublayerError, UsageError
+    from ..errors import UsageError
     from ..inspect.count import readable
     from ..text import Bytes, load_tokenizer
     from ..train.loop import bits_per_byte, pack, train
     from ..weights import load, save
 
-    if (folder / "config.json").exists():
-        raise UsageError(f"{folder}: holds a checkpoint of another layout; choose another folder with --out")
+    if folder != OWN and folder.exists():  # its own folder may be written again
+        raise UsageError(f"{folder}: exists already; choose a new folder with --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be made: {error.strerror}") from None
     console = Console(highlight=False)
     documents = standard_library()
     training, held = split(documents)
@@ -51,7 +58,7 @@ def command(
         TimeRemainingColumn(),
     )
     windows = pack([tokenizer.encode(text) for text in training], WINDOW + 1, end)
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("training", total=steps, loss=8.0, rate="–")
 
         def report(step: int, loss: float) -> None:
@@ -81,6 +88,4 @@ def command(
         markup=False,
     )
     if bits >= unigram:
-        raise SublayerError(
-            f"the model takes {bits:.3f} bits per byte, no less than single bytes: give it more --steps"
-        )
+        console.print("\nIt has learned no more than how often each byte occurs: give it more --steps.", style="yellow")

@@ -14,15 +14,21 @@ def command(
         typer.Option("--set", metavar="PATH=VALUE", help="Change the spec, e.g. decoder.blocks.*.attn.op.window=512."),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Rows of the decoding state whose size is shown.")] = 1,
-    length: Annotated[int, typer.Option(min=1, help="Tokens a row of that state holds.")] = 8192,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens a row of that state holds; 8192, or the context if shorter.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: sizes and the whole spec.")] = False,
 ) -> None:
     """Print an architecture as a tree, its parameters, and the bytes that decoding keeps for each token."""
-    from ..inspect.count import cost, readable, readable_bytes
+    from ..errors import UsageError
+    from ..inspect.count import context, cost, readable, readable_bytes, windowed_bytes
 
     spec, family = _find(name)
     spec = spec.override(*overrides or [])
-    sizes = cost(spec)
+    sizes, longest = cost(spec), context(spec)
+    if longest is not None and (length or 0) > longest:
+        raise UsageError(f"--length {length}: {name} has {longest} positions")
+    length = length or min(8192, longest or 8192)
     if as_json:
         shown = {
             "name": name,
@@ -50,16 +56,21 @@ def command(
     if sizes.state_bytes_per_memory:
         typer.echo(f"  a vector of memory  {readable_bytes(sizes.state_bytes_per_memory)}")
     rows = f"{batch} row" + ("s" if batch > 1 else "")
-    typer.echo(f"  {rows} of {length:,} tokens  {readable_bytes(sizes.state_bytes(batch, length))}")
+    whole, needed = sizes.state_bytes(batch, length), windowed_bytes(spec, batch, length)
+    typer.echo(f"  {rows} of {length:,} tokens  {readable_bytes(whole)}")
+    if needed < whole:
+        typer.echo(f"  of which its windows need  {readable_bytes(needed)} (all of it is kept for now)")
 
 
 def _find(name: str):
     """(spec, family) of a published size or a folder."""
     from ..errors import UsageError, nearest
-    from ..recipes import model, names_of_sizes
+    from ..recipes import FAMILIES, model, names_of_sizes
     from ..weights.load import read_spec
 
     sizes = names_of_sizes()
+    if name in FAMILIES:
+        raise UsageError(f"{name} is a family; its sizes: {', '.join(s for s in sizes if sizes[s] == name)}")
     if name in sizes:
         return model(name), sizes[name]
     if not Path(name).exists():

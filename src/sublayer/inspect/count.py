@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..nn.position import Learned
 from ..nn.sublayer import Model
 from ..state import State
 
@@ -29,6 +30,17 @@ class Cost:
         """Bytes that the leaves of a state of this size take, full-length for windowed layers."""
         row = length * self.state_bytes_per_token + self.state_bytes_per_slot
         return slots * (row + memory_length * self.state_bytes_per_memory)
+
+
+def windowed_bytes(spec: Model, slots: int, length: int, state_dtype: torch.dtype = torch.bfloat16) -> int:
+    """Bytes of the leaves if windowed layers kept no more than their windows."""
+    return State.allocate(spec.build(device="meta"), slots, length, dtype=state_dtype, device="meta").bytes_needed()
+
+
+def context(spec: Model) -> int | None:
+    """How many positions the model can tell apart, where a table limits them."""
+    position = getattr(spec.embedding, "position", None)
+    return position.length if isinstance(position, Learned) else None
 
 
 def cost(spec: Model, state_dtype: torch.dtype = torch.bfloat16) -> Cost:

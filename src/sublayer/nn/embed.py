@@ -69,6 +69,8 @@ class EmbedOp(nn.Module):
 
 
 def _look_up(rows: nn.Embedding, ids: Tensor, what: str, whole: str) -> Tensor:
+    if not isinstance(ids, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"{what}s are a tensor [B, L], got {type(ids).__name__}")
     if ids.dtype not in (torch.int64, torch.int32):
         raise InputError(f"{what}s are int64 or int32, got {ids.dtype}")
     if torch.compiler.is_compiling():

@@ -117,6 +117,8 @@ def _check(step: Step, batch: int, length: int) -> None:
     ):
         if given is None:
             continue
+        if not isinstance(given, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InputError(f"Step.{name} is a tensor, got {type(given).__name__}")
         fits = given.dim() == len(shape) and given.shape[0] in shape[0]
         if not fits or any(want not in (None, size) for size, want in zip(given.shape[1:], shape[1:], strict=True)):
             raise InputError(f"Step.{name} is {list(given.shape)}, the inputs are [{batch}, {length}]")

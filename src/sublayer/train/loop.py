@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import InputError
 from ..nn.sublayer import ModelOp
 from ..step import Step
 
@@ -20,6 +21,8 @@ def pack(documents: Sequence[Sequence[int]], length: int, eos: int) -> Windows:
 
     Segments number the documents, so that attention and recurrences keep them apart.
     """
+    if not documents:
+        raise InputError("no documents to pack")
     ids = torch.cat([torch.tensor([*document, eos]) for document in documents])
     segment = torch.repeat_interleave(torch.tensor([len(document) + 1 for document in documents]))
     rows = -(-len(ids) // length)

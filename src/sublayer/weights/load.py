@@ -29,6 +29,8 @@ def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.
     device that is not there. Pickled files are never read.
     """
     _check_device(device)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise UsageError(f"dtype={dtype!r}: expected a floating-point dtype, such as torch.float32")
     folder = Path(path)
     spec, family = read_spec(folder)
     table, prefix, ignored = (family.NAMES, family.PREFIX, family.IGNORED) if family else (None, "", ())
@@ -52,6 +54,8 @@ def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.
 
 
 def _check_device(device: torch.device | str) -> None:
+    if str(device) == "meta":
+        raise UsageError("device 'meta' holds no values; Model.build(device=\"meta\") makes a model without weights")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # the latter is torch's for a backend that is not built in

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ..errors import WeightsError
+from ..errors import UsageError, WeightsError
 from ..files import replacing, write_tensors
 from ..names import expand
 from ..nn.sublayer import ModelOp
@@ -23,6 +23,8 @@ def save(model: ModelOp, path: Path | str, *, layout: Literal["sublayer", "hf"] 
     Face class has; WeightsError for a model without values, for a folder that holds a checkpoint of another layout or
     in shards, beside which this one would not be read, and for a file that cannot be written.
     """
+    if layout not in ("sublayer", "hf"):
+        raise UsageError(f'layout={layout!r}: "sublayer" or "hf"')
     folder = Path(path)
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if any(parameter.is_meta for parameter in parameters.values()):
