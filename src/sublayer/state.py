@@ -168,7 +168,7 @@ class State:
             kind: Any = {"dtype": leaf.dtype or dtype or like.dtype, "device": device}
             if cells and len(leaf.shape) > 1:
                 # In memory a head's cells are neighbours, seen through a view as [slots, length, heads, …]: kernels
-                # read head by head, which was measured up to 1.9 times as fast, and never slower.
+                # read head by head. On CPU: 1.1 to 1.9 times as fast with a key head a query head, 0.9 to 1.1 grouped.
                 return torch.zeros(slots, leaf.shape[0], *cells, *leaf.shape[1:], **kind).transpose(1, 2)
             return torch.zeros(slots, *cells, *leaf.shape, **kind)
 

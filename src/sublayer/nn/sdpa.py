@@ -242,7 +242,9 @@ def _fused(
         size = max(H, Hv)
         q, k, v = F.pad(q, (0, size - H)), F.pad(k, (0, size - H)), F.pad(v, (0, size - Hv))
     dropout, scale = options.dropout, options.scale
-    grouped = True if N != K else False  # noqa: SIM210 -- with dynamic sizes a comparison alone is no bool to torch
+    grouped = False
+    if N != K:  # with dynamic sizes the comparison alone is no bool to torch
+        grouped = True
     if L == 1 and grouped and not causal:
         # Decoding: a group's queries become the rows of one product, so that each key is read once.
         q = torch.unflatten(q, 1, (K, -1)).squeeze(3)  # [B, K, G, H]

@@ -24,6 +24,10 @@ from ..nn.rope import Llama3, Rope, rope_from_hf, rope_to_hf
 from ..nn.sublayer import Block, Model, Trunk, pre_norm, repeat
 from .config import Config, without_head
 
+ROPE = Rope(theta=10000.0)
+LLAMA3_ROPE = Rope(theta=500000.0)
+LLAMA32_ROPE = Rope(theta=500000.0, scaling=Llama3(32.0, 1.0, 4.0, 8192))
+
 
 def llama(
     dim: int,
@@ -32,7 +36,7 @@ def llama(
     kv_heads: int,
     hidden: int,
     vocab: int,
-    rope: Rope = Rope(theta=10000.0),  # noqa: B008 (a frozen value)
+    rope: Rope = ROPE,
     *,
     head_size: int | None = None,
     window: int | tuple[int | None, ...] | None = None,
@@ -65,9 +69,6 @@ def llama(
     blocks = repeat(block(windows[0]), layers) if len(set(windows)) == 1 else tuple(map(block, windows))
     return Model(dim, decoder=Trunk(Embed(vocab), blocks, norm), tied=tied, init=Init(0.02, residual="depth"))
 
-
-LLAMA3_ROPE = Rope(theta=500000.0)
-LLAMA32_ROPE = Rope(theta=500000.0, scaling=Llama3(32.0, 1.0, 4.0, 8192))
 
 SIZES: dict[str, dict[str, Any]] = {
     "llama2-7b": {"dim": 4096, "layers": 32, "heads": 32, "kv_heads": 32, "hidden": 11008, "vocab": 32000},

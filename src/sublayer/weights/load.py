@@ -109,7 +109,8 @@ class Checkpoint:
                 opened = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise WeightsError(f"{path}: not a whole safetensors file: {error}") from None
-            for name in opened.keys():  # noqa: SIM118 (not a mapping)
+            names: list[str] = opened.keys()
+            for name in names:
                 if name in where:
                     raise WeightsError(f"{path}: tensor {name} is also in {where[name][0].name}")
                 where[name] = (path, opened)
