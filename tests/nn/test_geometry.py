@@ -115,8 +115,9 @@ def test_cross_attention_without_memory_is_one_line_also_with_a_state() -> None:
 def test_nan_in_padded_memory_reaches_nothing_also_from_the_state() -> None:
     model = translator().build()
     memory = torch.randn(2, 4, 16)
-    memory[:, 3] = torch.nan
-    step = Step(memory=memory, memory_segment=torch.tensor([[1, 1, 1, 0]] * 2))
+    padded = torch.tensor([[0, 1, 1, 1], [1, 1, 0, 1]])
+    memory[padded == 0] = torch.nan
+    step = Step(memory=memory, memory_segment=padded)
     state = State.allocate(model, 2, 8, 4)
     assert model(IDS[:, :3], step, state).isfinite().all()
     assert model(IDS[:, 3:], Step(), state).isfinite().all()
