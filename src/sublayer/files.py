@@ -21,7 +21,7 @@ def replacing(path: Path | str) -> Iterator[Path]:
     """
     path = Path(path)
     for left in path.parent.glob(f".{path.name}.*.partial"):
-        if not _alive(left.name.split(".")[-2]):
+        if not alive(left.name.split(".")[-2]):
             left.unlink(missing_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -42,7 +42,7 @@ def replacing(path: Path | str) -> Iterator[Path]:
         beside.unlink(missing_ok=True)
 
 
-def _alive(process: str) -> bool:
+def alive(process: str) -> bool:
     """Whether a process of this number may still be writing."""
     try:
         os.kill(int(process), 0)

@@ -47,10 +47,28 @@ def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.
         for row in rows:
             _check_shapes(row, files, shapes)
         model = spec.empty(device=device, dtype=dtype)  # only now: a file that does not fit costs no memory
-        parameters = dict(model.named_parameters())
-        for row in rows:
-            _fill(row, files, parameters)
+        _fill_all(rows, files, model)
     return model.eval()
+
+
+def load_into(model: ModelOp, path: Path | str) -> None:
+    """Fills a model from a folder of Sublayer's layout that holds the same architecture.
+
+    Raises WeightsError as `load`, before any weight has changed where a name or a shape does not fit.
+    """
+    with Checkpoint.open(Path(path)) as files:
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        rows = [Row(name, name) for name in shapes]
+        _check_names(files, rows, ())
+        for row in rows:
+            _check_shapes(row, files, shapes)
+        _fill_all(rows, files, model)
+
+
+def _fill_all(rows: list[Row], files: Checkpoint, model: ModelOp) -> None:
+    parameters = dict(model.named_parameters())
+    for row in rows:
+        _fill(row, files, parameters)
 
 
 def _check_device(device: torch.device | str) -> None:
