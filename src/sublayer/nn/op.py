@@ -22,10 +22,12 @@ class Op(nn.Module):
 
     `state()` declares what the op keeps while decoding; the op reads and writes it through the view it is given and
     allocates nothing. `residual_outputs` names the child linears that write into the residual stream: some recipes
-    start those smaller.
+    start those smaller. `matrices` names parameters of the op's own that are weights of linear maps: they decay in
+    training, as a linear's do, and its other parameters do not.
     """
 
     residual_outputs: tuple[str, ...] = ()
+    matrices: tuple[str, ...] = ()
 
     def state(self) -> dict[str, Leaf]:
         """The declared leaves, by name; empty for an op without memory."""
