@@ -6,6 +6,8 @@ Source: Vaswani et al. 2017, section 3.2; multi-query, arXiv 1911.02150; grouped
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -97,6 +99,7 @@ class AttentionOp(Op):
         )
         self.spec = spec
         self.kernel: Kernel = "auto"  # how attend computes; a pass over the built model may change it
+        self.watch: Callable[[Tensor], None] | None = None  # is told the weights of each call, [B, N, L, M]
         self.head_size = spec.head_size or dim // spec.heads
         self.scale = spec.scale if spec.scale is not None else self.head_size**-0.5
         kv_heads = spec.kv_heads or spec.heads
@@ -140,7 +143,7 @@ class AttentionOp(Op):
             q_pos, k_pos = _positions(mask, q.shape[2], k.shape[2], q.device)
             relative = self.shaw.key_bias(q, q_pos, k_pos) * self.scale
             bias = relative if bias is None else bias + relative
-        weights = self.shaw is not None and self.shaw.value is not None
+        values = self.shaw if self.shaw is not None and self.shaw.value is not None else None
         result = attend(
             q, k, v, mask,
             scale=self.scale,
@@ -148,15 +151,14 @@ class AttentionOp(Op):
             softcap=spec.softcap,
             sink_logits=self.sink_logits,
             dropout=spec.dropout if self.training else 0.0,
-            weights=weights,
+            weights=values is not None or self.watch is not None,
             kernel=self.kernel,
         )  # fmt: skip
-        if isinstance(result, tuple):
-            assert self.shaw is not None
-            y, shares = result
-            y = y + self.shaw.value_term(shares, *_positions(mask, q.shape[2], k.shape[2], q.device))
-        else:
-            y = result
+        y, weights = result if isinstance(result, tuple) else (result, None)
+        if weights is not None and self.watch is not None:
+            self.watch(weights)
+        if weights is not None and values is not None:
+            y = y + values.value_term(weights, *_positions(mask, q.shape[2], k.shape[2], q.device))
         return self.out(y.transpose(1, 2).flatten(2))
 
     def _split(self, projection: Projection, x: Tensor, norm: nn.Module | None = None) -> Tensor:
