@@ -21,11 +21,11 @@ def command(
 ) -> None:
     """Print an architecture as a tree, its parameters, and the bytes that decoding keeps for each token."""
     from ..errors import UsageError
-    from ..inspect.count import context, cost, readable, readable_bytes, windowed_bytes
+    from ..inspect.count import cost, readable, readable_bytes, windowed_bytes
 
     spec, family = _find(name)
     spec = spec.override(*overrides or [])
-    sizes, longest = cost(spec), context(spec)
+    sizes, longest = cost(spec), spec.context
     if longest is not None and (length or 0) > longest:
         raise UsageError(f"--length {length}: {name} has {longest} positions")
     length = length or min(8192, longest or 8192)

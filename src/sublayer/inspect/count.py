@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ..nn.position import Learned
 from ..nn.sublayer import Model
 from ..state import State
 
@@ -35,12 +34,6 @@ class Cost:
 def windowed_bytes(spec: Model, slots: int, length: int, state_dtype: torch.dtype = torch.bfloat16) -> int:
     """Bytes of the leaves if windowed layers kept no more than their windows."""
     return State.allocate(spec.build(device="meta"), slots, length, dtype=state_dtype, device="meta").bytes_needed()
-
-
-def context(spec: Model) -> int | None:
-    """How many positions the model can tell apart, where a table limits them."""
-    position = getattr(spec.embedding, "position", None)
-    return position.length if isinstance(position, Learned) else None
 
 
 def cost(spec: Model, state_dtype: torch.dtype = torch.bfloat16) -> Cost:

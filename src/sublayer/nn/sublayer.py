@@ -19,6 +19,7 @@ from .geometry import locate, share
 from .head import Head
 from .initialise import Init, initialise
 from .op import Context, Extras, Part, Tree, scoped
+from .position import Learned
 from .rope import Rope
 
 if TYPE_CHECKING:
@@ -245,6 +246,12 @@ class Model(Part):
     def vocab(self) -> int | None:
         """V, where the front end embeds tokens."""
         return self.embedding.vocab if isinstance(self.embedding, Embed) else None
+
+    @property
+    def context(self) -> int | None:
+        """How many positions the model can tell apart, where a table limits them."""
+        position = getattr(self.embedding, "position", None)
+        return position.length if isinstance(position, Learned) else None
 
     def build(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
