@@ -57,7 +57,7 @@ def test_weights_are_the_softmax_of_the_products_of_queries_and_keys(name: str) 
     for handle in handles:
         handle.remove()
     for at, op in layers(model).items():
-        q, k = (part(inputs[at]).unflatten(-1, (-1, op.head_size)) for part in (op.q, op.k))
+        q, k = (part(inputs[at]).detach().unflatten(-1, (-1, op.head_size)) for part in (op.q, op.k))
         if op.rope is not None:
             q, k = turned(q, 100.0), turned(k, 100.0)
         expected = torch.zeros(q.shape[1], len(IDS), len(IDS), dtype=torch.float64)
@@ -65,7 +65,7 @@ def test_weights_are_the_softmax_of_the_products_of_queries_and_keys(name: str) 
             for i in range(len(IDS)):
                 first = max(0, i - 3) if name == "window" else 0
                 scores = [
-                    float(q[i, head].detach() @ k[j, head * k.shape[1] // q.shape[1]]) / math.sqrt(op.head_size)
+                    float(q[i, head] @ k[j, head * k.shape[1] // q.shape[1]]) / math.sqrt(op.head_size)
                     for j in range(first, i + 1)
                 ]
                 shares = [math.exp(score - max(scores)) for score in scores]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..decoding.slots import evaluating
 from ..errors import InputError
+from ..nn.attend import Kernel
 from ..nn.attention import AttentionOp
 from ..nn.sublayer import ModelOp
 
@@ -41,7 +42,8 @@ def watching(model: nn.Module) -> Iterator[Weights]:
     bit as without watching; those of another kernel differ from them by rounding.
     """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, AttentionOp)}
-    before = {name: (layer.kernel, layer.watch) for name, layer in layers.items()}
+    kernels: list[Kernel] = [layer.kernel for layer in layers.values()]
+    watches = [layer.watch for layer in layers.values()]
     seen: Weights = {}
     try:
         for name, layer in layers.items():
@@ -49,8 +51,8 @@ def watching(model: nn.Module) -> Iterator[Weights]:
             layer.watch = _recorder(seen, name.removesuffix(".op"))
         yield seen
     finally:
-        for name, layer in layers.items():
-            layer.kernel, layer.watch = before[name]
+        for layer, kernel, watch in zip(layers.values(), kernels, watches, strict=True):
+            layer.kernel, layer.watch = kernel, watch
 
 
 def _recorder(seen: Weights, name: str) -> Callable[[Tensor], None]:
