@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
@@ -71,10 +72,11 @@ class Document(NamedTuple):
 
 
 class Size(NamedTuple):
-    """How many files, and their bytes on disk."""
+    """How many files, and their bytes on disk; the stamp is another one when any name, size or date has changed."""
 
     files: int
     bytes: int
+    stamp: str
 
 
 @dataclass
@@ -99,6 +101,7 @@ def documents(
     *,
     field: str | None = "text",
     bad_bytes: BadBytes = "error",
+    without: Name | Iterable[Name] = (),
     seen: Seen | None = None,
 ) -> Iterator[Document]:
     """The documents of files, folders and globs, in the order given; inside folders and globs in the order of names.
@@ -106,7 +109,8 @@ def documents(
     A name's end says how it is read: .jsonl and .ndjson by `field` of each line, .parquet by the column `field`
     ("meta.text" looks inside "meta"), all else as text; each may also end in .gz or .zst. With field=None, JSON lines
     are text like any other. Folders are read to the bottom, without hidden files, __pycache__, node_modules, virtual
-    environments and binary files. "stdlib:" is Python's own library, without its tests.
+    environments, binary files and the folders named in `without`, such as one that is being written meanwhile.
+    "stdlib:" is Python's own library, without its tests.
 
     Text is UTF-8, or what a byte order mark says; the mark is dropped, newlines stay as they are. Where bytes are no
     text: an error with the place ("error"), U+FFFD ("replace"), or the document is left out ("skip").
@@ -117,18 +121,21 @@ def documents(
     if bad_bytes not in get_args(BadBytes):
         raise UsageError(f"bad_bytes={bad_bytes!r}: no such policy{nearest(str(bad_bytes), get_args(BadBytes))}")
     seen = Seen() if seen is None else seen
-    return chain.from_iterable(_Reader(place, field, bad_bytes, seen).documents() for place in _places(paths))
+    return chain.from_iterable(_Reader(place, field, bad_bytes, seen).documents() for place in _places(paths, without))
 
 
-def measure(paths: Name | Iterable[Name]) -> Size:
+def measure(paths: Name | Iterable[Name], without: Name | Iterable[Name] = ()) -> Size:
     """The files that `documents` would open, and their bytes on disk: a total for `Seen.bytes`. Opens none of them."""
     files = size = 0
-    for place in _places(paths):
+    stamp = blake2b(digest_size=16)
+    for place in _places(paths, without):
         for path in place.files():
-            files += 1
             with _reading(_shown(path)):
-                size += path.stat().st_size
-    return Size(files, size)
+                status = path.stat()
+            files += 1
+            size += status.st_size
+            stamp.update(f"{_shown(path)}\n{status.st_size} {status.st_mtime_ns}\n".encode())
+    return Size(files, size, stamp.hexdigest())
 
 
 class _Place(NamedTuple):
@@ -140,45 +147,54 @@ class _Place(NamedTuple):
     library: Path | None = None
 
 
-def _places(paths: Name | Iterable[Name]) -> list[_Place]:
-    several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+def _places(paths: Name | Iterable[Name], without: Name | Iterable[Name]) -> list[_Place]:
+    several = _listed(paths)
     if not several:
         raise InputError("nothing to read: the list of paths is empty")
-    return [_place(os.fspath(path)) for path in several]
+    left_out = frozenset(os.path.realpath(path) for path in _listed(without))
+    return [_place(name, left_out) for name in several]
 
 
-def _place(name: str) -> _Place:
+def _listed(paths: Name | Iterable[Name]) -> list[str]:
+    return [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+
+
+def _place(name: str, without: frozenset[str]) -> _Place:
     if name == LIBRARY:
         library = Path(sysconfig.get_path("stdlib"))
         return _Place(name, partial(_library, library), library=library)
     path = Path(os.path.expanduser(name))
     with _reading(_shown(name)):
         if path.is_dir():
-            return _Place(name, partial(_folder, path))
+            return _Place(name, partial(_folder, path, without))
         if path.is_file():
             return _Place(name, lambda: iter([path]), named=True)
         if path.exists():
             raise InputError(
                 f"{_shown(name)}: not a regular file; a pipe is read once only, so save it to a file first"
             )
-        matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
         if not glob.has_magic(name):
             raise InputError(f"{_shown(name)}: no such file or folder")
+        matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
         if not matches:
             raise InputError(f"{_shown(name)}: nothing matches")
-        return _Place(name, partial(_matched, matches, folders="**" not in path.parts))
+        return _Place(name, partial(_matched, matches, without, folders="**" not in path.parts))
 
 
-def _matched(matches: list[Path], folders: bool) -> Iterator[Path]:
+def _matched(matches: list[Path], without: frozenset[str], folders: bool) -> Iterator[Path]:
     """As a shell would pass them on: a folder stands for what is in it; but ** has matched that as well."""
     for path in matches:
+        if without and not without.isdisjoint(map(str, (real := path.resolve(), *real.parents))):
+            continue
         if path.is_file():
             yield path
         elif folders and path.is_dir():
-            yield from _folder(path)
+            yield from _folder(path, without)
 
 
-def _folder(folder: Path) -> Iterator[Path]:
+def _folder(folder: Path, without: frozenset[str] = frozenset()) -> Iterator[Path]:
+    if without and os.path.realpath(folder) in without:
+        return
     with _reading(_shown(folder)):
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     for entry in entries:
@@ -187,7 +203,7 @@ def _folder(folder: Path) -> Iterator[Path]:
             continue
         if entry.is_dir(follow_symlinks=False):
             if not (path / "pyvenv.cfg").exists():
-                yield from _folder(path)
+                yield from _folder(path, without)
         elif entry.is_file():  # neither a link to nowhere nor a pipe, which would block
             yield path
 
