@@ -1,7 +1,8 @@
 """Text to token ids and back: bytes, and the tokenizers that checkpoints bring."""
 
 from .bytes import Bytes
-from .pretrained import Pretrained, load_tokenizer
-from .tokenizer import StreamDecoder, Tokenizer
+from .load import load_tokenizer
+from .pretrained import Pretrained
+from .tokenizer import Ids, Policy, StreamDecoder, Tokenizer
 
-__all__ = ["Bytes", "Pretrained", "StreamDecoder", "Tokenizer", "load_tokenizer"]
+__all__ = ["Bytes", "Ids", "Policy", "Pretrained", "StreamDecoder", "Tokenizer", "load_tokenizer"]

@@ -4,12 +4,15 @@ import codecs
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import InputError, nearest
 from ..files import replacing
-from .tokenizer import check_id, utf8
+from .tokenizer import Ids, Names, Policy, check_id, check_policy, utf8
 
 BYTES = 256
 
@@ -31,8 +34,25 @@ class Bytes:
     def eos(self) -> tuple[int, ...]:
         return (BYTES,) if self.specials else ()
 
-    def encode(self, text: str, *, framed: bool = False) -> list[int]:
-        return list(utf8(text))
+    def encode(self, text: str, *, framed: bool = False, specials: Policy = "text") -> list[int]:
+        return self._encode(text, specials).tolist()
+
+    def encode_batch(self, texts: Sequence[str], *, specials: Policy = "text") -> list[Ids]:
+        return [self._encode(text, specials) for text in texts]
+
+    def _encode(self, text: str, specials: Policy) -> Ids:
+        check_policy(specials)
+        if specials == "error":
+            self._names.refuse(text)
+        if specials != "special":
+            return np.frombuffer(utf8(text), np.uint8).astype(np.uint32)
+        utf8(text)  # refuses a surrogate with its place in the whole text
+        parts = [part if isinstance(part, int) else list(utf8(part)) for part in self._names.split(text)]
+        return np.hstack([np.empty(0, np.uint32), *parts]).astype(np.uint32)
+
+    @cached_property
+    def _names(self) -> Names:
+        return Names({name: BYTES + i for i, name in enumerate(self.specials)})
 
     def decode(self, ids: Sequence[int], errors: str = "replace") -> str:
         """As Tokenizer.decode; with errors="strict", ids that are not UTF-8 raise InputError."""
@@ -41,6 +61,10 @@ class Bytes:
 
     def stream(self) -> "ByteStream":
         return ByteStream(self.size)
+
+    def token_bytes(self, token: int) -> bytes:
+        check_id(token, self.size)
+        return bytes((token,)) if token < BYTES else b""
 
     def to_json(self) -> dict[str, Any]:
         """What `load_tokenizer` reads back from a tokenizer.json."""

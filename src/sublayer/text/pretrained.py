@@ -1,141 +1,139 @@
-"""Tokenizers that come with a checkpoint: tokenizer.json, ours or Hugging Face's."""
+"""Tokenizers of the tokenizers library: any that a tokenizer.json describes."""
 
-import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 
 from ..errors import InputError
-from .bytes import Bytes
-from .tokenizer import Tokenizer, check_id, utf8
+from ..files import replacing
+from .difference import DifferenceStream
+from .ending import write_eos
+from .tokenizer import Ids, Names, Policy, check_id, check_policy, utf8
 
-
-def load_tokenizer(folder: Path | str) -> Tokenizer:
-    """The tokenizer of a checkpoint's folder, from its tokenizer.json.
-
-    The ids that end a text come from generation_config.json, else config.json, else tokenizer_config.json.
-    Raises InputError where tokenizer.json is missing or is not one.
-    """
-    folder = Path(folder)
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise InputError(f"{folder}: no tokenizer.json there, neither Sublayer's own nor Hugging Face's")
-    data = _read(path)
-    if data.get("type") == "Bytes":
-        return Bytes.from_json(data)
-    try:
-        model = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more specific
-        raise InputError(f"{path}: not a tokenizer that the tokenizers library reads: {error}") from None
-    return Pretrained(model, eos=_eos(folder, model), unknown=_unknown(data["model"], model))
+BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
 class Pretrained:
     """A tokenizer of the tokenizers library. See Tokenizer for what the methods promise."""
 
-    def __init__(self, model: tokenizers.Tokenizer, *, eos: tuple[int, ...] = (), unknown: int | None = None) -> None:
+    def __init__(
+        self,
+        model: tokenizers.Tokenizer,
+        *,
+        eos: tuple[int, ...] = (),
+        unknown: int | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
         """Takes model over: special tokens are no longer found in text, and nothing is cut off or padded.
 
         unknown is the id for what the vocabulary lacks: the one special token that text may produce.
+        config is the rest of what tokenizer_config.json said, kept for `save`.
         """
         model.encode_special_tokens = True
         # Files often keep the last limits that somebody set, such as 128 tokens for training sentence embeddings.
         model.no_truncation()
         model.no_padding()
         self._model = model
-        self._specials = {id: token.content for id, token in model.get_added_tokens_decoder().items() if token.special}
-        self._unknown = unknown
-        self.size = max(model.get_vocab().values()) + 1
+        self._added = model.get_added_tokens_decoder()
+        self._specials = {id: token.content for id, token in self._added.items() if token.special}
+        self._config = dict(config or {})
+        self.size = max(model.get_vocab().values(), default=-1) + 1
         self.eos = eos
+        self._forged = np.zeros(self.size, bool)
+        self._forged[[id for id in self._specials if id != unknown]] = True
 
-    def encode(self, text: str, *, framed: bool = False) -> list[int]:
+    def encode(self, text: str, *, framed: bool = False, specials: Policy = "text") -> list[int]:
         """As Tokenizer.encode. Raises InputError also for text that the vocabulary holds as a special token only.
 
         That happens in SentencePiece vocabularies, where "</s>" is a piece like any other.
         """
-        utf8(text)
-        encoding = self._model.encode(text, add_special_tokens=False)
-        forged = self._specials.keys() & set(encoding.ids) - {self._unknown}
-        if forged:
-            names = ", ".join(repr(self._specials[id]) for id in sorted(forged))
-            raise InputError(f"the text holds {names}, which this tokenizer knows only as a special token")
-        return self._model.post_process(encoding).ids if framed else encoding.ids
+        self._check(text, specials)
+        model = self._matching if specials == "special" else self._model
+        encoding = model.encode(text, add_special_tokens=False)
+        if specials != "special":
+            self._refuse_forged(np.array(encoding.ids, np.uint32))
+        return model.post_process(encoding).ids if framed else encoding.ids
+
+    def encode_batch(self, texts: Sequence[str], *, specials: Policy = "text") -> list[Ids]:
+        for text in texts:
+            self._check(text, specials)
+        model = self._matching if specials == "special" else self._model
+        encodings = model.encode_batch_fast(list(texts), add_special_tokens=False)
+        ids = [np.array(encoding.ids, np.uint32) for encoding in encodings]
+        if specials != "special":
+            for one in ids:
+                self._refuse_forged(one)
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
+        text = self._decode(ids)
+        # Where bytes are not UTF-8, the library replaces whole runs of them; a stream has shown the good ones already.
+        return self._streamed(ids) if "\ufffd" in text else text
+
+    def stream(self) -> "DifferenceStream":
+        return DifferenceStream(self._decode)
+
+    def token_bytes(self, token: int) -> bytes:
+        """As Tokenizer.token_bytes. What stands for a space between words ("▁") is one; WordPiece's "##" is nothing."""
+        check_id(token, self.size)
+        piece = self._model.id_to_token(token)
+        if piece is None or token in self._specials:
+            return b""
+        if token in self._added:
+            return piece.encode("utf-8")
+        if self._byte_fallback and (byte := BYTE_PIECE.fullmatch(piece)):
+            return bytes((int(byte[1], 16),))
+        if isinstance(self._model.model, tokenizers.models.WordPiece):
+            return piece.removeprefix(self._model.model.continuing_subword_prefix).encode("utf-8")
+        return piece.replace("▁", " ").encode("utf-8")
+
+    def save(self, folder: Path | str) -> None:
+        """Writes tokenizer.json and tokenizer_config.json, as Hugging Face's libraries read them too.
+
+        Where the folder's other files name another end of text, generation_config.json is set right.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / "tokenizer.json") as path:
+            self._model.save(str(path))
+        write_eos(folder, self.eos, self._model.id_to_token, self._model.token_to_id, self._config)
+
+    @cached_property
+    def _matching(self) -> tokenizers.Tokenizer:
+        """The same tokenizer, which finds special tokens in text. A copy: the switch would show in other threads."""
+        model = tokenizers.Tokenizer.from_str(self._model.to_str())
+        model.encode_special_tokens = False
+        return model
+
+    @cached_property
+    def _byte_fallback(self) -> bool:
+        return bool(getattr(self._model.model, "byte_fallback", False))
+
+    @cached_property
+    def _special_names(self) -> Names:
+        return Names({name: id for id, name in self._specials.items()})
+
+    def _check(self, text: str, specials: Policy) -> None:
+        check_policy(specials)
+        utf8(text)
+        if specials == "error":
+            self._special_names.refuse(text)
+
+    def _refuse_forged(self, ids: Ids) -> None:
+        if self._forged[ids].any():
+            names = ", ".join(repr(self._specials[id]) for id in np.unique(ids[self._forged[ids]]).tolist())
+            raise InputError(f"the text holds {names}, which this tokenizer knows only as a special token")
+
+    def _decode(self, ids: Sequence[int]) -> str:
         for token in ids:
             check_id(token, self.size)
         return self._model.decode(list(ids), skip_special_tokens=True)
 
-    def stream(self) -> "PretrainedStream":
-        return PretrainedStream(self)
-
-
-class PretrainedStream:
-    """The StreamDecoder of Pretrained.
-
-    It decodes the ids not yet shown together with those shown last, for what a token reads as depends on the one before
-    it: a leading space is kept or dropped, a character's bytes are spread over tokens. One difference to `decode`
-    remains: where a run of byte-fallback tokens is not UTF-8, `decode` replaces the characters before the fault too.
-    """
-
-    def __init__(self, tokenizer: Pretrained) -> None:
-        self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._shown = 0  # how many of _ids the text returned so far covers
-
-    def push(self, token: int) -> str:
-        self._ids.append(token)
-        text = self._unseen()
-        if not text or text.endswith("\ufffd"):
-            return ""
-        self._ids = self._ids[self._shown :]
-        self._shown = len(self._ids)
-        return text
-
-    def finish(self) -> str:
-        text = self._unseen()
-        self._ids, self._shown = [], 0
-        return text
-
-    def _unseen(self) -> str:
-        decode = self._tokenizer.decode
-        return decode(self._ids)[len(decode(self._ids[: self._shown])) :]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise InputError(f"{path}: expected a JSON object, found {type(data).__name__}")
-    return data
-
-
-def _eos(folder: Path, model: tokenizers.Tokenizer) -> tuple[int, ...]:
-    for name in ("generation_config.json", "config.json"):
-        found = _read(folder / name).get("eos_token_id") if (folder / name).is_file() else None
-        if found is not None:
-            ids = tuple(found) if isinstance(found, list) else (found,)
-            if not all(type(token) is int and token >= 0 for token in ids):
-                raise InputError(f"{folder / name}: eos_token_id is a token id or a list of them, got {found!r}")
-            return ids
-    path = folder / "tokenizer_config.json"
-    token = _read(path).get("eos_token") if path.is_file() else None
-    if token is None:
-        return ()
-    content = token.get("content") if isinstance(token, dict) else token
-    if not isinstance(content, str):
-        raise InputError(f"{path}: eos_token is the text of a token, got {content!r}")
-    eos = model.token_to_id(content)
-    if eos is None:
-        raise InputError(f"{path}: eos_token {content!r} is not in the vocabulary of tokenizer.json")
-    return (eos,)
-
-
-def _unknown(data: dict[str, Any], model: tokenizers.Tokenizer) -> int | None:
-    if "unk_id" in data:  # Unigram names the id, the other models the token
-        return data["unk_id"]
-    return model.token_to_id(data.get("unk_token") or "")
+    def _streamed(self, ids: Sequence[int]) -> str:
+        stream = self.stream()
+        return "".join([stream.push(token) for token in ids]) + stream.finish()

@@ -1,9 +1,19 @@
 """What every tokenizer can do."""
 
-from collections.abc import Sequence
-from typing import Protocol
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
-from ..errors import InputError
+import numpy as np
+
+from ..errors import InputError, UsageError
+
+Policy = Literal["text", "special", "error"]
+"""What the name of a special token inside a text is: characters like any other, that token, or a mistake."""
+
+Ids = np.ndarray[Any, np.dtype[np.uint32]]
+"""Token ids of one text, [tokens]."""
 
 
 class StreamDecoder(Protocol):
@@ -21,8 +31,11 @@ class StreamDecoder(Protocol):
 class Tokenizer(Protocol):
     """Text to ids and back.
 
-    Text is always content: a special token's name inside it ("<|im_end|>") is encoded as the characters that it
-    consists of, so that no text can forge a turn or an end. Special tokens are written by id only, and decode to "".
+    Unless asked otherwise, text is content: the name of a special token inside it ("<|im_end|>") is encoded as the
+    characters that it consists of, so that no text can forge a turn or an end. Special tokens decode to "".
+
+    A byte order mark is a character like any other here. At the start of a file it belongs to the file, not to its
+    text: whoever reads the file drops it, so that it never joins the first token.
     """
 
     @property
@@ -35,11 +48,18 @@ class Tokenizer(Protocol):
         """Ids at which a text ends, () if there are none; the first one is the one to write."""
         ...
 
-    def encode(self, text: str, *, framed: bool = False) -> list[int]:
+    def encode(self, text: str, *, framed: bool = False, specials: Policy = "text") -> list[int]:
         """The ids of text; framed: between the special tokens that its model expects around a text, if any.
 
-        Raises InputError for a lone surrogate, which no encoding of text can express.
+        specials says what the name of a special token inside text is: "text", characters like any other; "special",
+        that token; "error", a mistake.
+        Raises InputError for a lone surrogate, which no encoding of text can express; with specials="error" also for
+        the name of a special token, with its place.
         """
+        ...
+
+    def encode_batch(self, texts: Sequence[str], *, specials: Policy = "text") -> list[Ids]:
+        """What `encode` makes of each text, as arrays of ids: the fast way for many or long texts. Never framed."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -52,6 +72,52 @@ class Tokenizer(Protocol):
     def stream(self) -> StreamDecoder:
         """A decoder for ids that arrive one at a time."""
         ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """The UTF-8 bytes that an id stands for, alone; b"" for special tokens and for ids that name no token.
+
+        Raises InputError for an id outside the vocabulary.
+        """
+        ...
+
+    def save(self, folder: Path | str) -> None:
+        """Writes into folder what `load_tokenizer` reads back: the same ids for every text, and the same eos."""
+        ...
+
+
+class Names:
+    """Finds the names of tokens in text: the leftmost, and of those that start there the longest."""
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        self._ids = {name: token for name, token in ids.items() if name}
+        longest_first = sorted(self._ids, key=len, reverse=True)
+        # With no names, a pattern that matches nowhere.
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def split(self, text: str) -> Iterator[str | int]:
+        """The parts of text in order: what stands between names, and the ids of the names."""
+        start = 0
+        for found in self._pattern.finditer(text):
+            if found.start() > start:
+                yield text[start : found.start()]
+            yield self._ids[found.group()]
+            start = found.end()
+        if start < len(text):
+            yield text[start:] if start else text
+
+    def refuse(self, text: str) -> None:
+        """Raises InputError if a name stands in text."""
+        if found := self._pattern.search(text):
+            raise InputError(
+                f"the text holds the special token {found.group()!r} at character {found.start()}: take it out, "
+                'or encode with specials="text" (its characters) or "special" (the token)'
+            )
+
+
+def check_policy(specials: str) -> None:
+    """Raises UsageError unless specials is one of the policies."""
+    if specials not in ("text", "special", "error"):
+        raise UsageError(f'specials: "text", "special" or "error", got {specials!r}')
 
 
 def utf8(text: str) -> bytes:

@@ -1,0 +1,81 @@
+"""The ids that end a text, as a checkpoint's folder records them beside its tokenizer."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..files import replacing
+
+LARGEST = 1 << 30
+"""Bytes of the largest file of a tokenizer that is read; the largest published is some 40 MB."""
+
+
+def read_eos(folder: Path, id_of: Callable[[str], int | None]) -> tuple[int, ...]:
+    """From generation_config.json, else config.json, else tokenizer_config.json; () where none says.
+
+    id_of: the id of a token's name. Raises InputError for a value that is no id, and for a name that is no token.
+    """
+    for name in ("generation_config.json", "config.json"):
+        found = read_json(folder / name).get("eos_token_id") if (folder / name).is_file() else None
+        if found is not None:
+            ids = tuple(found) if isinstance(found, list) else (found,)
+            if not all(type(token) is int and token >= 0 for token in ids):
+                raise InputError(f"{folder / name}: eos_token_id is a token id or a list of them, got {found!r}")
+            return ids
+    path = folder / "tokenizer_config.json"
+    token = read_json(path).get("eos_token") if path.is_file() else None
+    if token is None:
+        return ()
+    content = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(content, str):
+        raise InputError(f"{path}: eos_token is the text of a token, got {content!r}")
+    eos = id_of(content)
+    if eos is None:
+        raise InputError(f"{path}: eos_token {content!r} is not in the vocabulary of the tokenizer")
+    return (eos,)
+
+
+def write_eos(
+    folder: Path,
+    eos: tuple[int, ...],
+    name_of: Callable[[int], str | None],
+    id_of: Callable[[str], int | None],
+    config: Mapping[str, Any],
+) -> None:
+    """Writes tokenizer_config.json (config, and the name of the first id), so that `read_eos` reads eos back.
+
+    Where that is not enough (several ids, or the folder's other files say otherwise), generation_config.json is set.
+    """
+    named = {"eos_token": name_of(eos[0]) if eos else None}
+    _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **config, **named})
+    if read_eos(folder, id_of) != eos:
+        path = folder / "generation_config.json"
+        _write_json(path, (read_json(path) if path.is_file() else {}) | {"eos_token_id": list(eos)})
+
+
+def read_bytes(path: Path) -> bytes:
+    """The whole of a tokenizer's file. Raises InputError where it cannot be read, or is larger than any of its kind."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise InputError(f"{path}: {path.stat().st_size} bytes, more than any tokenizer's file has")
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises InputError for anything else."""
+    try:
+        data = json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: expected a JSON object, found {type(data).__name__}")
+    return data
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    with replacing(path) as beside:
+        beside.write_text(json.dumps(data, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
