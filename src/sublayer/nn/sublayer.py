@@ -326,7 +326,7 @@ class ModelOp(nn.Module):
         if state is not None and done.shared is not None and done.shared.place is not None:
             state.advance(done.shared.place)
         if output == "logits" and self.head is not None:
-            x = self.head(x, self._table())
+            x = self.head(x, self.table())
         return (x, extras) if extras else x
 
     def encode(self, source: Any, step: Step | None = None) -> tuple[Tensor, Step]:
@@ -357,9 +357,10 @@ class ModelOp(nn.Module):
         """The head alone: hidden vectors […, D] → logits […, V]."""
         if self.head is None:
             raise InputError("the model has no head: its outputs are hidden vectors")
-        return self.head(hidden, self._table())
+        return self.head(hidden, self.table())
 
-    def _table(self) -> Tensor | None:
+    def table(self) -> Tensor | None:
+        """The embedding's table [V, D] where the head is tied to it, else None."""
         if not self.spec.tied:
             return None
         trunk = cast(TrunkOp, self.decoder if self.decoder is not None else self.encoder)
