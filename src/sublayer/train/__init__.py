@@ -1,5 +1,17 @@
-"""Training: one plain loop over packed windows."""
+"""Training: a run from text to a model, and the parts that it is made of."""
 
-from .loop import bits_per_byte, next_token_loss, pack, train
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["bits_per_byte", "next_token_loss", "pack", "train"]
+if TYPE_CHECKING:
+    from .config import Run, read_run
+    from .run import Result, train
+
+__all__ = ["Result", "Run", "read_run", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in __all__:
+        raise AttributeError(f"module 'sublayer.train' has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{'config' if name in ('Run', 'read_run') else 'run'}"), name)

@@ -1,0 +1,46 @@
+"""`sublayer train`: a run from its configuration, or on whatever text is named."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PLAIN = Path(__file__).with_name("quickstart.toml")
+
+
+def command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's .toml; or a file, folder or glob of text.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Changes, such as train.steps=500 out=mine.")
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Begin anew; what stands in the run's folder is moved aside.")
+    ] = False,
+) -> None:
+    """Train a model: `sublayer train runs/NAME.toml key=value…`, or `sublayer train FOLDER` on your own text.
+
+    For text, the quickstart's configuration is used, and out is the text's name with -model behind it. The same command
+    goes on with a run that was interrupted.
+    """
+    from ..train import read_run, train
+    from ..train.view import live
+
+    config, given = (Path(run), []) if run.endswith(".toml") else (PLAIN, _on_text(run, changes or []))
+    settled = read_run(config, [*given, *(changes or [])])
+    with live() as view:
+        result = train(settled, view, restart=restart)
+    score = result.score
+    typer.echo(
+        f"{result.folder}: {score.loss:.4f} nats a token, perplexity {score.perplexity:.2f}, "
+        f"{score.bits_per_byte:.4f} bits per byte on held-out text"
+    )
+    typer.echo(f"next: sublayer generate {result.folder} --prompt …, sublayer chat {result.folder}", err=True)
+
+
+def _on_text(path: str, changes: list[str]) -> list[str]:
+    """What differs from the quickstart's configuration for text of one's own."""
+    import json
+
+    name = Path(path).resolve().name.split(".")[0].strip("*?[]") or "text"
+    given = [f"data.paths={json.dumps([path])}"]
+    return given if any(change.startswith("out=") for change in changes) else [*given, f'out="{name}-model"']

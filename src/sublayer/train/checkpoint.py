@@ -1,0 +1,105 @@
+"""Checkpoints of a run: folders that are whole or not there, without pickle.
+
+A checkpoint is a model's folder (model.safetensors, spec.json, tokenizer.json) with training.safetensors and
+training.json beside: `sublayer generate` opens it as it is, and a run goes on from it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from ..errors import WeightsError
+from ..files import alive, read_tensors, replacing, write_tensors
+from ..nn.sublayer import ModelOp
+from ..text.tokenizer import Tokenizer
+from ..weights.load import load_into, read_json
+from ..weights.save import save
+
+NAME = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint on disk."""
+
+    path: Path
+    step: int
+    facts: dict[str, Any]
+    """training.json: numbers of the run at this step, such as the held-out loss."""
+
+    def load_into(self, model: ModelOp) -> dict[str, Tensor]:
+        """Fills the model, and returns the tensors of the training state. Raises WeightsError for a damaged file."""
+        load_into(model, self.path)
+        try:
+            return read_tensors(self.path / "training.safetensors")[0]
+        except (SafetensorError, OSError) as error:
+            raise WeightsError(f"{self.path / 'training.safetensors'}: cannot be read: {error}") from None
+
+
+def write(
+    folder: Path,
+    step: int,
+    model: ModelOp,
+    tokenizer: Tokenizer,
+    tensors: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
+) -> Saved:
+    """Writes folder/step-XXXXXXXX beside and renames it. Raises OSError or WeightsError; nothing else is touched then."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"step-{step:08d}"
+    beside = folder / f".{target.name}.{os.getpid()}.partial"
+    try:
+        save(model, beside)
+        tokenizer.save(beside)
+        with replacing(beside / "training.safetensors") as path:
+            write_tensors(path, tensors, {"step": str(step)})
+        with replacing(beside / "training.json") as path:
+            path.write_text(json.dumps({"step": step, **facts}, indent=1) + "\n", encoding="utf-8")
+        if target.exists():  # a run that went back and came to this step again
+            shutil.rmtree(target)
+        os.rename(beside, target)
+        _sync(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return Saved(target, step, {"step": step, **facts})
+
+
+def saved(folder: Path) -> list[Saved]:
+    """The checkpoints of a folder, the oldest first. What a killed process left is removed."""
+    if not folder.is_dir():
+        return []
+    for left in folder.glob(".step-*.partial"):
+        if not alive(left.name.split(".")[-2]):
+            shutil.rmtree(left, ignore_errors=True)
+    found = [(int(match[1]), path) for path in folder.iterdir() if (match := NAME.fullmatch(path.name))]
+    return [Saved(path, step, read_json(path / "training.json")) for step, path in sorted(found)]
+
+
+def prune(folder: Path, keep: int, score: Callable[[Saved], float]) -> None:
+    """Removes all but the `keep` newest checkpoints and the one with the lowest score."""
+    found = saved(folder)
+    best = min(found, key=lambda one: (score(one), one.step), default=None)
+    for one in found[:-keep]:
+        if one != best:
+            # Renamed first: half a folder must never look like a checkpoint.
+            gone = folder / f".{one.path.name}.{os.getpid()}.partial"
+            os.rename(one.path, gone)
+            shutil.rmtree(gone)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,142 @@
+"""Configurations of runs: strict, with the key in every error."""
+
+from pathlib import Path
+
+import pytest
+
+from sublayer.errors import SublayerError, UsageError
+from sublayer.nn.embed import Embed
+from sublayer.train.config import Run, RunSource, read_run, run_of
+from sublayer.train.optim import AdamW, Muon
+from sublayer.train.schedule import Schedule
+
+PLAIN = """
+out = "mine"
+
+[model]
+recipe = "llama"
+dim = 32
+layers = 2
+heads = 4
+kv_heads = 2
+hidden = 48
+
+[data]
+paths = "text"
+
+[train]
+tokens = 10_000
+batch = 4
+"""
+
+
+def written(tmp_path: Path, text: str = PLAIN) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_becomes_a_run(tmp_path: Path) -> None:
+    run = read_run(written(tmp_path))
+    assert dict(run.model.sizes) == {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 48}
+    assert (run.data.all_sources(), run.seed) == ((RunSource("text"),), 0)
+    assert run.steps == -(-10_000 // (4 * 256))
+    assert Run.from_json(run.to_json()) == run
+    spec = run.model.build_spec(99)
+    assert (spec.dim, spec.vocab, len(spec.decoder.blocks)) == (32, 99, 2)
+
+
+def test_changes_have_the_last_word(tmp_path: Path) -> None:
+    run = read_run(
+        written(tmp_path),
+        [
+            "steps=7", "train.tokens=none", "seed=5", "model.dim=64", "optimizer.kind=muon", "optimizer.rate=0.02",
+            "optimizer.rest.rate=1e-3", "schedule.shape=wsd", 'data.paths=["a", "b"]', "model.change=tied=true",
+        ],
+    )  # fmt: skip
+    assert (run.train.steps, run.train.tokens, run.seed, run.steps) == (7, None, 5, 7)
+    assert run.optimizer == Muon(rate=0.02, rest=AdamW(rate=1e-3))
+    assert run.schedule == Schedule(shape="wsd")
+    assert run.data.paths == ("a", "b")
+    spec = run.model.build_spec(50)
+    assert (spec.dim, spec.tied) == (64, True)
+
+
+def test_weighted_sources() -> None:
+    table = {"paths": ["a"], "weight": 2}, {"paths": "b", "field": "body"}
+    run = run_of({"out": "x", "model": {"size": "gpt2-124m"}, "data": {"sources": list(table)}, "train": {"steps": 1}})
+    assert run.data.all_sources() == (RunSource(("a",), 2.0), RunSource("b", field="body"))
+
+
+def test_a_published_size_takes_the_vocabulary_of_the_tokenizer() -> None:
+    run = run_of({"out": "x", "model": {"size": "gpt2-124m"}, "data": {"paths": "a"}, "train": {"steps": 1}})
+    spec = run.model.build_spec(1000)
+    assert (spec.dim, spec.vocab, spec.context) == (768, 1000, 1024)
+    assert isinstance(spec.embedding, Embed)
+
+
+def test_a_file_of_a_spec_is_taken_as_it_is(tmp_path: Path) -> None:
+    import json
+
+    import sublayer
+
+    spec = sublayer.recipes.llama(16, 1, 2, 1, hidden=24, vocab=30)
+    (tmp_path / "spec.json").write_text(json.dumps(spec.to_json()))
+    table = {"model": {"file": str(tmp_path / "spec.json")}, "data": {"paths": "a"}, "train": {"steps": 1}}
+    assert run_of({"out": "x", **table}).model.build_spec(29) == spec
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["train.stepz=1"], "train.stepz: unknown key (did you mean 'steps'?)"),
+        (["data.sources.0.path=1"], "data.sources.0"),
+        (["batsh=1"], "batsh: unknown key (did you mean 'batch'?)"),
+        (["every=5"], "every is in eval and save: say which"),
+        (["train.batch=many"], "train.batch: expected int, got 'many'"),
+        (["train.batch=0"], "train: batch is at least 1, got 0"),
+        (["train.steps=5"], "train: needs steps or tokens, and not both"),
+        (["optimizer.kind=adam"], "optimizer.kind: unknown: 'adam' (did you mean 'adamw'?)"),
+        (["optimizer.rate=1.0"], "optimizer.kind: needed (known: adamw, muon)"),
+        (["optimizer.kind=muon", "optimizer.rest.betas=[0.9]"], "optimizer.rest.betas: expected"),
+        (["schedule.shape=square"], "schedule.shape: expected"),
+        (["data.paths=none"], "data: needs paths or sources, and not both"),
+        (["data.held=0.9"], "data: held is a share above 0 and up to 0.5, got 0.9"),
+        (["model.recipe=none"], "model: needs one of recipe, size, file and start, got none"),
+        (["model.size=gpt2-124m"], "model: needs one of recipe, size, file and start, got recipe and size"),
+        (["out=none"], "out: this key is needed"),
+        (["save.best=true", "save.average=2"], "save: best and average exclude each other"),
+        (["train"], "train: a change reads key=value"),
+        (["model.dim.x=2"], "model.dim.x: model.dim has no keys"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line_with_its_key(changes: list[str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_run(written(tmp_path), changes)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["model.dimm=3"], "model.dimm: the recipe llama has no such size (did you mean 'dim'?)"),
+        (["model.hidden=none"], "model: the recipe llama needs hidden"),
+        (["model.recipe=lama"], "unknown family 'lama' (did you mean 'llama'?)"),
+        (["model.change=decoder.blocks.*.attn.op.windw=3"], "unknown key"),
+        (["model.heads=5"], "heads"),
+    ],
+)
+def test_a_model_that_cannot_be_is_told(changes: list[str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(SublayerError) as caught:
+        read_run(written(tmp_path), changes).model.build_spec(10)
+    assert said in str(caught.value)
+
+
+def test_a_file_that_is_no_configuration_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not TOML"):
+        read_run(written(tmp_path, "out ="))
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        read_run(tmp_path / "other.toml")
+    with pytest.raises(UsageError, match="out: this key is needed"):
+        read_run(written(tmp_path, ""))
