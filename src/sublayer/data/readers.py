@@ -47,7 +47,7 @@ PEEK = 2**13
 JSON_LINES = (".jsonl", ".ndjson")
 PACKED = (".gz", ".zst")
 NOT_TEXT = {"__pycache__", "node_modules"}
-NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"}
+NOT_LIBRARY = NOT_TEXT | {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"}
 CONTROL = bytes({*range(1, 32), 127} - {*b"\b\t\n\v\f\r\x1b"})  # what text has none of, and compressed data a tenth
 
 # UTF-32's mark begins as UTF-16's does, so it is looked for first.
@@ -148,14 +148,14 @@ class _Place(NamedTuple):
 
 
 def _places(paths: Name | Iterable[Name], without: Name | Iterable[Name]) -> list[_Place]:
-    several = _listed(paths)
+    several = listed(paths)
     if not several:
         raise InputError("nothing to read: the list of paths is empty")
-    left_out = frozenset(os.path.realpath(path) for path in _listed(without))
+    left_out = frozenset(os.path.realpath(path) for path in listed(without))
     return [_place(name, left_out) for name in several]
 
 
-def _listed(paths: Name | Iterable[Name]) -> list[str]:
+def listed(paths: Name | Iterable[Name]) -> list[str]:
     return [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
 
 
@@ -192,26 +192,25 @@ def _matched(matches: list[Path], without: frozenset[str], folders: bool) -> Ite
             yield from _folder(path, without)
 
 
-def _folder(folder: Path, without: frozenset[str] = frozenset()) -> Iterator[Path]:
+def _folder(folder: Path, without: frozenset[str], not_text: set[str] = NOT_TEXT) -> Iterator[Path]:
     if without and os.path.realpath(folder) in without:
         return
     with _reading(_shown(folder)):
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     for entry in entries:
         path = folder / entry.name
-        if entry.name.startswith(".") or entry.name in NOT_TEXT:
+        if entry.name.startswith(".") or entry.name in not_text:
             continue
         if entry.is_dir(follow_symlinks=False):
             if not (path / "pyvenv.cfg").exists():
-                yield from _folder(path, without)
+                yield from _folder(path, without, not_text)
         elif entry.is_file():  # neither a link to nowhere nor a pipe, which would block
             yield path
 
 
 def _library(library: Path) -> Iterator[Path]:
-    for path in _folder(library) if library.is_dir() else ():
-        built = path.name.startswith("_sysconfigdata")  # how this one Python was built, on which machine
-        if path.suffix == ".py" and not built and not NOT_LIBRARY & set(path.relative_to(library).parts):
+    for path in _folder(library, frozenset(), NOT_LIBRARY) if library.is_dir() else ():
+        if path.suffix == ".py" and not path.name.startswith("_sysconfigdata"):  # how this one Python was built
             yield path
 
 
