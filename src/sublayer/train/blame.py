@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -45,7 +46,9 @@ def blame(model: ModelOp, batches: Iterable[Batch], objective: Objective, precis
             if not found and not bool(loss.sum.isfinite()):
                 found.append("the loss of finite hidden vectors: the head's logits")
             if not found and loss.sum.requires_grad:
-                loss.sum.backward()
+                with warnings.catch_warnings():  # an embedding has no gradient of its input, which torch remarks on
+                    warnings.simplefilter("ignore", UserWarning)
+                    loss.sum.backward()
             if found:
                 break
     finally:

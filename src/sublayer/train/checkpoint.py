@@ -10,7 +10,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,11 @@ class Saved:
 
     path: Path
     step: int
-    facts: dict[str, Any]
-    """training.json: numbers of the run at this step, such as the held-out loss."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """training.json: numbers of the run at this step. Raises WeightsError for a damaged file."""
+        return read_json(self.path / "training.json")
 
     def load_into(self, model: ModelOp) -> dict[str, Tensor]:
         """Fills the model, and returns the tensors of the training state. Raises WeightsError for a damaged file."""
@@ -71,7 +75,7 @@ def write(
         _sync(folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    return Saved(target, step, {"step": step, **facts})
+    return Saved(target, step)
 
 
 def saved(folder: Path) -> list[Saved]:
@@ -82,15 +86,26 @@ def saved(folder: Path) -> list[Saved]:
         if not alive(left.name.split(".")[-2]):
             shutil.rmtree(left, ignore_errors=True)
     found = [(int(match[1]), path) for path in folder.iterdir() if (match := NAME.fullmatch(path.name))]
-    return [Saved(path, step, read_json(path / "training.json")) for step, path in sorted(found)]
+    return [Saved(path, step) for step, path in sorted(found)]
 
 
-def prune(folder: Path, keep: int, score: Callable[[Saved], float]) -> None:
-    """Removes all but the `keep` newest checkpoints and the one with the lowest score."""
+def best(found: Iterable[Saved], fact: str) -> Saved | None:
+    """The checkpoint with the lowest value of a fact; damaged ones, and those without it, are passed over."""
+    values: list[tuple[float, int, Saved]] = []
+    for one in found:
+        with suppress(WeightsError):
+            value = one.facts.get(fact)
+            if isinstance(value, int | float):
+                values.append((value, one.step, one))
+    return min(values)[2] if values else None
+
+
+def prune(folder: Path, keep: int, fact: str) -> None:
+    """Removes all but the `keep` newest checkpoints and the one with the lowest value of a fact."""
     found = saved(folder)
-    best = min(found, key=lambda one: (score(one), one.step), default=None)
+    kept = best(found, fact)
     for one in found[:-keep]:
-        if one != best:
+        if one != kept:
             # Renamed first: half a folder must never look like a checkpoint.
             gone = folder / f".{one.path.name}.{os.getpid()}.partial"
             os.rename(one.path, gone)
