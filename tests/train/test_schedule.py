@@ -47,6 +47,7 @@ def test_linear_and_cosine_against_their_formulas() -> None:
         assert cosine.factor(step, 110) == pytest.approx(0.55 + 0.45 * math.cos(math.pi * share))
     assert linear.factor(110, 110) == pytest.approx(0.1)
     assert cosine.factor(500, 110) == pytest.approx(0.1)  # past the end it does not rise again
+    assert cosine.factor(10, 10) == 1  # a run no longer than its warm-up
 
 
 def test_wsd_is_flat_until_the_cooldown_and_falls_as_one_minus_a_root() -> None:

@@ -34,16 +34,16 @@ def kinds(model: nn.Module) -> dict[str, Kind]:
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix=path, recurse=False):
             if parameter.requires_grad:
-                kind = _kind(module, name.rpartition(".")[2], parameter, id(module) in outer)
+                kind = _kind(module, name.rpartition(".")[2], id(module) in outer)
                 found.setdefault(id(parameter), (name, kind))
     return dict(found.values())
 
 
-def _kind(module: nn.Module, name: str, parameter: nn.Parameter, outer: bool) -> Kind:
+def _kind(module: nn.Module, name: str, outer: bool) -> Kind:
     if isinstance(module, TABLES):
         return "table"
     weight = isinstance(module, MAPS) and name == "weight"
-    if parameter.dim() > 1 and (weight or name in getattr(module, "matrices", ())):
+    if weight or name in getattr(module, "matrices", ()):
         return "outer" if outer else "matrix"
     return "vector"
 
