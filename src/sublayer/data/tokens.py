@@ -144,6 +144,14 @@ class Tokens:
         number = range(self.documents)[number]
         return self.read(int(self.starts[number]), int(self.starts[number + 1]))
 
+    def begins(self, start: int, stop: int) -> np.ndarray:
+        """Where documents begin after start and before stop, counted from start."""
+        first, last = np.searchsorted(self.starts, (start, stop - 1), "right")
+        begins = self.starts[first:last] - start
+        if len(begins) and not 0 < int(begins.min()) <= int(begins.max()) < stop - start:
+            raise InputError(f"{self.files / 'starts.bin'}: damaged: documents are not one after the other")
+        return begins
+
     def number(self, position: int) -> int:
         """Which document holds the token at position."""
         return int(np.searchsorted(self.starts, position, "right")) - 1
