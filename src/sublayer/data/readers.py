@@ -319,7 +319,8 @@ class _Reader:
         try:
             value = _member(json.loads(line), field, place)
         except json.JSONDecodeError as error:
-            raise InputError(f"{place}: not JSON: {error.msg} at column {error.colno}") from None
+            what = error.msg.removesuffix(" at")
+            raise InputError(f"{place}: not JSON: {what} at column {error.colno}") from None
         except (ValueError, RecursionError) as error:
             raise InputError(f"{place}: JSON that cannot be read: {error}") from None
         if value is None:
