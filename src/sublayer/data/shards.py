@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
-from io import FileIO
 from itertools import islice
 from pathlib import Path
 from secrets import token_hex
@@ -33,9 +32,8 @@ from .tokens import (
     fingerprint,
     id_type,
     read_index,
-    shard_name,
-    size_of,
 )
+from .writer import Lost, Side, Writer
 
 SHARD = 2**27
 """Tokens of a file, unless told otherwise."""
@@ -69,7 +67,9 @@ def write(
     """
     folder = Path(folder)
     with _locked(folder):
-        build = _Build(folder, ("",), _State.new(token_hex(8), 1), tokenizer, shard_tokens, progress)
+        build = _Build(
+            folder, ("",), _State.new(token_hex(8), 1), tokenizer, fingerprint(tokenizer), shard_tokens, progress
+        )
         try:
             build.encode(iter(documents), lambda read: None)
             if not build.state.tokens:
@@ -96,8 +96,9 @@ def prepare(
     """(to train on, held out): folder/train and folder/held, of documents or of what `documents` reads at paths.
 
     A document's own text decides on which side it falls, `held` being the share held out: copies fall on the same side,
-    and more documents move none of the others. Where that leaves a side much too small (a single document), the text is
-    cut instead: its last `held` part, from the beginning of a line, is held out.
+    and more documents move none of the others. Where a side is then four times too large or too small (a single
+    document, or few), all text is cut instead: the last `held` part of its characters, from the beginning of a line, is
+    held out.
 
     What is there already is used again if tokenizer, sources and options are the same; what was left half written is
     gone on with. `say` is told either in a line. Two processes that prepare one folder wait for each other.
@@ -107,8 +108,9 @@ def prepare(
     if not 0 < held < 1:
         raise UsageError(f"held={held}: the share to hold out is more than 0 and less than 1")
     folder, say = Path(folder), say or (lambda line: None)
+    made_by = fingerprint(tokenizer)
     read = _Source(source, field, bad_bytes, [*listed(without), str(folder)])
-    request = [FORMAT, fingerprint(tokenizer), read.stamp, field, bad_bytes, LONGEST, held, shard_tokens]
+    request = [FORMAT, made_by, read.stamp, field, bad_bytes, LONGEST, held, shard_tokens]
     name = blake2b(json.dumps(request).encode(), digest_size=8).hexdigest()
     with _locked(folder, say):
         found = _found(folder, name)
@@ -119,10 +121,10 @@ def prepare(
         if state.read:
             say(f"{folder}: goes on after {state.read:,} documents")
         while True:
-            build = _Build(folder, SIDES, state, tokenizer, shard_tokens, progress)
+            build = _Build(folder, SIDES, state, tokenizer, made_by, shard_tokens, progress)
             try:
                 build.encode(read.documents(), read.share, held)
-            except _Lost:
+            except Lost:
                 state = _State.new(name, len(SIDES))
                 continue
             if state.cut is not None or state.balanced(held):
@@ -176,21 +178,11 @@ class _Source:
 
 
 @dataclass
-class _Side:
-    """How much of each file of a side counts."""
-
-    tokens: int = 0
-    documents: int = 0
-    bytes: int = 0
-    names: int = 0
-
-
-@dataclass
 class _State:
     """How far a writing has come: partial.json."""
 
     build: str
-    sides: list[_Side]
+    sides: list[Side]
     cut: int | None = None
     """The character of all text at which what is held out begins; None: each document has its side."""
     read: int = 0
@@ -198,22 +190,18 @@ class _State:
 
     @classmethod
     def new(cls, build: str, sides: int, cut: int | None = None) -> Self:
-        return cls(build, [_Side() for _ in range(sides)], cut)
+        return cls(build, [Side() for _ in range(sides)], cut)
 
     @classmethod
     def load(cls, path: Path, build: str, sides: int) -> Self:
         """What path says of this build, or a new state."""
         try:
             data = json.loads(beginning(path))
-            state = cls(**{**data, "sides": [_Side(**side) for side in data["sides"]]})
+            state = cls(**{**data, "sides": [Side(**side) for side in data["sides"]]})
         except (OSError, ValueError, TypeError, KeyError):
             return cls.new(build, sides)
-        numbers = [
-            state.read,
-            state.characters,
-            state.cut or 0,
-            *(n for side in state.sides for n in vars(side).values()),
-        ]
+        numbers = [state.read, state.characters, state.cut or 0]
+        numbers += [number for side in state.sides for number in vars(side).values()]
         known = state.build == build and len(state.sides) == sides
         return state if known and all(type(n) is int and n >= 0 for n in numbers) else cls.new(build, sides)
 
@@ -230,13 +218,9 @@ class _State:
         return sum(side.bytes for side in self.sides)
 
     def balanced(self, held: float) -> bool:
-        """Whether each side has a quarter, at the least, of what it should have."""
+        """Whether each side has a quarter, at the least, of what it should have, and four times that at the most."""
         shares = zip(self.sides, (1 - held, held), strict=True)
-        return all(side.documents and 4 * side.bytes >= share * self.bytes for side, share in shares)
-
-
-class _Lost(Exception):
-    """Less is on disk, or in the sources, than partial.json says."""
+        return all(share / 4 * self.bytes <= side.bytes <= share * 4 * self.bytes for side, share in shares)
 
 
 class _Build:
@@ -248,17 +232,18 @@ class _Build:
         sides: Sequence[str],
         state: _State,
         tokenizer: Tokenizer,
+        made_by: str,
         shard_tokens: int,
         progress: Callable[[Progress], None] | None,
     ) -> None:
         self.folder, self.sides = folder, [folder / side for side in sides]
         self.state = state
-        self.tokenizer = tokenizer
+        self.tokenizer, self.made_by = tokenizer, made_by
         self.shard_tokens = shard_tokens
         self.progress = progress or (lambda progress: None)
 
     def encode(self, documents: Iterator[Document], share: Callable[[int], float | None], held: float = 0) -> None:
-        """Writes what the state says is not written yet. Raises _Lost where that is not what is there."""
+        """Writes what the state says is not written yet. Raises Lost where that is not what is there."""
         state, recorded = self.state, self.state.tokens
         with ExitStack() as stack:
             with _writing(self.folder):
@@ -266,7 +251,7 @@ class _Build:
                     _clean(side, state.build)
                 dtype = id_type(self.tokenizer.size)
                 self.writers = [
-                    stack.enter_context(_Writer(place / state.build, side, dtype, self.shard_tokens))
+                    stack.enter_context(Writer(place / state.build, side, dtype, self.shard_tokens))
                     for place, side in zip(self.sides, state.sides, strict=True)
                 ]
             known = 0
@@ -274,7 +259,7 @@ class _Build:
                 known += len(group)
                 self.progress(Progress(known, state.tokens, state.bytes, share(known)))
             if known < state.read:
-                raise _Lost
+                raise Lost
             for group in _groups(documents):
                 self._add([part for document in group for part in self._sides(document, held)])
                 state.read += len(group)
@@ -289,7 +274,7 @@ class _Build:
         for place, side in zip(self.sides, self.state.sides, strict=True):
             index = TokensIndex(
                 self.state.build, side.tokens, side.documents, side.bytes, self.tokenizer.size, self.tokenizer.eos,
-                fingerprint(self.tokenizer), self.shard_tokens, sources, split,
+                self.made_by, self.shard_tokens, sources, split,
             )  # fmt: skip
             with _writing(self.folder), replacing(place / INDEX) as path:
                 path.write_text(json.dumps(index.to_json(), indent=2) + "\n", encoding="utf-8")
@@ -345,95 +330,6 @@ class _Build:
         with _writing(self.folder):
             for writer in self.writers:
                 writer.flush()
-
-
-class _Writer:
-    """Appends documents to the files of a build, from where `side` says that they end."""
-
-    def __init__(self, files: Path, side: _Side, dtype: np.dtype, shard_tokens: int) -> None:
-        self.files, self.side, self.dtype, self.shard_tokens = files, side, dtype, shard_tokens
-        self.stack = ExitStack()
-        self.shard: FileIO | None = None
-
-    def __enter__(self) -> Self:
-        self.files.mkdir(parents=True, exist_ok=True)
-        side, number = self.side, self.side.documents
-        full, last = divmod(side.tokens, self.shard_tokens)
-        for shard in range(full):
-            if size_of(self._path(shard)) != self.shard_tokens * self.dtype.itemsize:
-                raise _Lost
-        with ExitStack() as stack:
-            columns = [stack.enter_context(_appending(self.files / name, 8 * (number + 1) if number else 0))
-                       for name in ("starts.bin", "bytes.bin", "names.bin")]  # fmt: skip
-            self.starts, self.offsets, self.names = columns
-            self.sources = stack.enter_context(_appending(self.files / "sources.txt", side.names))
-            if not number:
-                for column in columns:
-                    _put(column, np.zeros(1, "<i8"))
-            if last:
-                self.shard = _appending(self._path(full), last * self.dtype.itemsize)
-            self.stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stack.close()
-        if self.shard is not None:
-            self.shard.close()
-
-    def add(self, ids: np.ndarray, counts: Sequence[int], sizes: Sequence[int], sources: Sequence[str]) -> None:
-        """ids: of len(counts) documents; sizes: of their texts in bytes."""
-        names = [source.encode("utf-8", "replace") for source in sources]
-        side = self.side
-        _put(self.starts, side.tokens + np.cumsum(counts, dtype="<i8"))
-        _put(self.offsets, side.bytes + np.cumsum(sizes, dtype="<i8"))
-        _put(self.names, side.names + np.cumsum([len(name) for name in names], dtype="<i8"))
-        _put(self.sources, np.frombuffer(b"".join(names), np.uint8))
-        ids = ids.astype(self.dtype)
-        while len(ids):
-            number, filled = divmod(side.tokens, self.shard_tokens)
-            if self.shard is None:
-                self.shard = _appending(self._path(number), 0)
-            part = ids[: self.shard_tokens - filled]
-            _put(self.shard, part)
-            side.tokens += len(part)
-            ids = ids[len(part) :]
-            if side.tokens % self.shard_tokens == 0:
-                os.fsync(self.shard.fileno())
-                self.shard.close()
-                self.shard = None
-        side.documents += len(counts)
-        side.bytes += sum(sizes)
-        side.names += sum(map(len, names))
-
-    def flush(self) -> None:
-        """Returns when all that was added is on the disk."""
-        files = [self.starts, self.offsets, self.names, self.sources, *([self.shard] if self.shard else [])]
-        for file in files:
-            os.fsync(file.fileno())
-        folder = os.open(self.files, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-    def _path(self, number: int) -> Path:
-        return self.files / shard_name(number)
-
-
-def _appending(path: Path, length: int) -> FileIO:
-    """The file, open to be written on after its first `length` bytes; unbuffered, so that closing it cannot fail."""
-    file = FileIO(path, "a")
-    if os.fstat(file.fileno()).st_size < length:
-        file.close()
-        raise _Lost
-    file.truncate(length)
-    return file
-
-
-def _put(file: FileIO, values: np.ndarray) -> None:
-    data = memoryview(values.tobytes())
-    while len(data):
-        data = data[file.write(data) :]  # a write may take less than all
 
 
 def _share(data: bytes) -> float:
