@@ -1,8 +1,9 @@
 """Text to token ids and back: bytes, and the tokenizers that checkpoints bring."""
 
+from .byte_pairs import BytePairs
 from .bytes import Bytes
 from .load import load_tokenizer
 from .pretrained import Pretrained
 from .tokenizer import Ids, Policy, StreamDecoder, Tokenizer
 
-__all__ = ["Bytes", "Ids", "Policy", "Pretrained", "StreamDecoder", "Tokenizer", "load_tokenizer"]
+__all__ = ["BytePairs", "Bytes", "Ids", "Policy", "Pretrained", "StreamDecoder", "Tokenizer", "load_tokenizer"]

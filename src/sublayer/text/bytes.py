@@ -2,7 +2,7 @@
 
 import codecs
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -56,11 +56,11 @@ class Bytes:
 
     def decode(self, ids: Sequence[int], errors: str = "replace") -> str:
         """As Tokenizer.decode; with errors="strict", ids that are not UTF-8 raise InputError."""
-        stream = ByteStream(self.size, errors)
+        stream = ByteStream(self.token_bytes, errors)
         return "".join([stream.push(token) for token in ids]) + stream.finish()
 
     def stream(self) -> "ByteStream":
-        return ByteStream(self.size)
+        return ByteStream(self.token_bytes)
 
     def token_bytes(self, token: int) -> bytes:
         check_id(token, self.size)
@@ -88,16 +88,16 @@ class Bytes:
 
 
 class ByteStream:
-    """The StreamDecoder of Bytes: at most three bytes wait for the rest of their character."""
+    """A StreamDecoder for tokens that are bytes: at most three of them wait for the rest of their character."""
 
-    def __init__(self, size: int, errors: str = "replace") -> None:
-        self._size = size
+    def __init__(self, token_bytes: Callable[[int], bytes], errors: str = "replace") -> None:
+        self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors)
 
     def push(self, token: int) -> str:
-        check_id(token, self._size)
         # A special token ends whatever character stood before it: the bytes on its two sides are never joined.
-        return self._decode(bytes((token,))) if token < BYTES else self.finish()
+        data = self._token_bytes(token)
+        return self._decode(data) if data else self.finish()
 
     def finish(self) -> str:
         return self._decode(b"", final=True)

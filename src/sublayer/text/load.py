@@ -6,6 +6,8 @@ from typing import Any
 import tokenizers
 
 from ..errors import InputError
+from .bulk import BYTE_OF
+from .byte_pairs import BytePairs
 from .bytes import Bytes
 from .ending import read_eos, read_json
 from .pretrained import Pretrained
@@ -31,8 +33,21 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
         raise InputError(f"{file}: not a tokenizer that the tokenizers library reads: {error}") from None
     eos = read_eos(file.parent, model.token_to_id)
     config = file.parent / "tokenizer_config.json"
-    return Pretrained(
-        model, eos=eos, unknown=_unknown(data["model"], model), config=read_json(config) if config.is_file() else None
+    about = read_json(config) if config.is_file() else None
+    if _is_byte_level(data):
+        return BytePairs(model, eos=eos, config=about)
+    return Pretrained(model, eos=eos, unknown=_unknown(data["model"], model), config=about)
+
+
+def _is_byte_level(data: dict[str, Any]) -> bool:
+    """Whether a tokenizer.json is a BPE over bytes, all of them."""
+    model, decoder = data["model"], data.get("decoder") or {}
+    plain = not any(model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"))
+    return (
+        model.get("type", "BPE") == "BPE"
+        and plain
+        and decoder.get("type") == "ByteLevel"
+        and BYTE_OF.keys() <= model.get("vocab", {}).keys()
     )
 
 
