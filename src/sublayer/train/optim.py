@@ -21,9 +21,10 @@ MAPS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, HeadOp)
 FUSED = ("cpu", "cuda", "mps", "xpu")  # devices on which torch updates all parameters in one kernel
 
 
-def kinds(model: nn.Module) -> dict[str, Kind]:
-    """The kind of every parameter that trains, by name; a tied one counts once, as what its first owner makes it.
+def kinds(model: nn.Module, *, frozen: bool = False) -> dict[str, Kind]:
+    """The kind of every parameter that trains, or with `frozen` of every one, by name.
 
+    A shared one is listed once, as its first owner's.
     "matrix": weights of linear maps between hidden vectors. "outer": such weights where the model begins or ends
     (the head's, a front end's). "table": rows looked up by a number (tokens, types, learned positions, buckets of
     distances). "vector": all else: norms, biases, sinks, and what an op holds for itself (rates of a recurrence),
@@ -33,7 +34,7 @@ def kinds(model: nn.Module) -> dict[str, Kind]:
     found: dict[int, tuple[str, Kind]] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix=path, recurse=False):
-            if parameter.requires_grad:
+            if frozen or parameter.requires_grad:
                 kind = _kind(module, name.rpartition(".")[2], id(module) in outer)
                 found.setdefault(id(parameter), (name, kind))
     return dict(found.values())
