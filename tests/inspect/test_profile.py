@@ -173,7 +173,7 @@ def test_bytes_of_parameters_gradients_and_moments() -> None:
     tied = profiled(LLAMA.replace(tied=True))
     assert tied.parameters == size - 4 * 96 * 48
     assert found.memory == {
-        "parameters": size, "gradients": size, "optimiser": found.optimiser,
+        "parameters": size, "gradients": size, "optimiser state": found.optimiser,
         "activations": sum(found.activations.values()),
     }  # fmt: skip
 

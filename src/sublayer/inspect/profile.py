@@ -49,7 +49,7 @@ class Profile:
         return {
             "parameters": self.parameters,
             "gradients": self.gradients,
-            "optimiser": self.optimiser,
+            "optimiser state": self.optimiser,
             "activations": sum(self.activations.values()),
         }
 
