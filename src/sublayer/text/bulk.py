@@ -26,6 +26,10 @@ BYTE_OF = {
 }
 """Character of a byte-level vocabulary → byte."""
 
+# Through Latin-1, in which a character is a byte; U+FFFF stands for what is not of the alphabet.
+_LATIN = {ord(character): chr(byte) for character, byte in BYTE_OF.items()}
+_LATIN = {byte: "\uffff" for byte in range(256)} | _LATIN
+
 PART = 1 << 19
 """Characters that a long text is cut into, for one core each."""
 
@@ -126,6 +130,14 @@ class Bulk:
         return np.array(self._model.encode(text, add_special_tokens=False).ids, np.uint32)
 
 
+def to_bytes(token: str) -> bytes | None:
+    """The bytes of a byte-level vocabulary's token; None if it is of another kind."""
+    try:
+        return token.translate(_LATIN).encode("latin-1")
+    except UnicodeEncodeError:
+        return None
+
+
 def _joined(arrays: list[Ids]) -> Ids:
     return arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, np.uint32), *arrays])
 
@@ -148,7 +160,7 @@ def _ids(bpe: Mapping[str, Any], added: set[str], model: tokenizers.Tokenizer) -
     """Token → id in order of rank, the single bytes first."""
     split = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in bpe["merges"]]
     merges = [(left, right) for left, right in split]
-    vocab = {token: id for token, id in bpe["vocab"].items() if BYTE_OF.keys() >= set(token)}
+    vocab = {token: id for token, id in bpe["vocab"].items() if to_bytes(token) is not None}
     merging = model.model
     if bpe.get("ignore_merges"):
         merging = tokenizers.models.BPE(vocab=bpe["vocab"], merges=merges)
@@ -158,8 +170,7 @@ def _ids(bpe: Mapping[str, Any], added: set[str], model: tokenizers.Tokenizer) -
     order = ranked(vocab, merges, bool(bpe.get("ignore_merges")), merging.tokenize)
     if order is None or not added.isdisjoint(order) or not added.isdisjoint(BYTE_OF):
         return None  # an added token that merges make too: text would forge it, and the library refuses that
-    tokens = [*BYTE_OF, *order]
-    return {bytes(map(BYTE_OF.__getitem__, token)): vocab[token] for token in tokens}
+    return {token.translate(_LATIN).encode("latin-1"): vocab[token] for token in chain(BYTE_OF, order)}
 
 
 def _names(added: Sequence[Mapping[str, Any]], plain: bool) -> dict[str, int] | None:

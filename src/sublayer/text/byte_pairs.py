@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from ..errors import InputError
-from .bulk import BYTE_OF, Bulk
+from .bulk import BYTE_OF, Bulk, to_bytes
 from .bytes import ByteStream
 from .pretrained import Pretrained
 from .tokenizer import Ids, Policy, check_id, check_policy, utf8
@@ -33,16 +33,9 @@ class BytePairs(Pretrained):
     ) -> None:
         """Takes model over, as Pretrained does. Raises InputError unless it is a byte-level BPE with all 256 bytes."""
         super().__init__(model, eos=eos, config=config)
-        vocab = model.get_vocab(with_added_tokens=False)
-        missing = [character for character in BYTE_OF if character not in vocab]
+        missing = [character for character in BYTE_OF if model.token_to_id(character) is None]
         if missing or not isinstance(model.model, models.BPE):
             raise InputError(f"not a byte-level BPE: its vocabulary lacks {len(missing)} of the 256 bytes")
-        self._pieces = [b""] * self.size
-        for piece, id in vocab.items():
-            if BYTE_OF.keys() >= set(piece):
-                self._pieces[id] = bytes(map(BYTE_OF.__getitem__, piece))
-        for id, token in self._added.items():
-            self._pieces[id] = b"" if token.special else token.content.encode("utf-8")
         self._encoded = 0  # characters so far
 
     @classmethod
@@ -121,6 +114,16 @@ class BytePairs(Pretrained):
     def token_bytes(self, token: int) -> bytes:
         check_id(token, self.size)
         return self._pieces[token]
+
+    @cached_property
+    def _pieces(self) -> list[bytes]:
+        """Bytes of each id; none for special tokens."""
+        pieces = [b""] * self.size
+        for piece, id in self._model.get_vocab(with_added_tokens=False).items():
+            pieces[id] = to_bytes(piece) or b""
+        for id, token in self._added.items():
+            pieces[id] = b"" if token.special else token.content.encode("utf-8")
+        return pieces
 
     @cached_property
     def _bulk(self) -> Bulk | None:
