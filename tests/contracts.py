@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -25,14 +24,11 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils import _pytree as pytree
 
 from sublayer import weights
-from sublayer.data.corpus import split, standard_library, unigram_bits
 from sublayer.errors import MaskError
 from sublayer.nn.attend import KERNELS
 from sublayer.nn.sublayer import Model, ModelOp
 from sublayer.state import PerSlot, PerToken, State
 from sublayer.step import Step
-from sublayer.text import Bytes
-from sublayer.train import loop
 
 EXACT = {torch.float32: 1e-5, torch.float64: 1e-10}
 CAPACITY = 24
@@ -752,27 +748,6 @@ def _batch_to_learn(case: Case) -> tuple[Any, Step, Tensor | None, Tensor]:
     ids[:, 0] = 5 if case.translates else 5 + torch.arange(rows)
     source = torch.randint(5, 20, (rows, 4), generator=generator) if case.translates else None
     return ids[:, :-1], Step(), source, ids[:, 1:]
-
-
-def beats_unigrams(case: Case, steps: int) -> None:
-    """Trained by the package's own loop on Python's library as bytes, a model takes fewer bits for files it has not
-    seen than those files' own unigram entropy."""
-    tokenizer = Bytes(("<|end|>",))
-    end = tokenizer.eos[0]
-    model = case.spec.override(f"decoder.embed.vocab={tokenizer.size}").build(seed=2)
-    training, held = corpus()
-    windows, judged = (loop.pack([tokenizer.encode(text) for text in texts], 49, end) for texts in (training, held))
-    loop.train(model, windows, steps, batch=8, rate=1e-2, seed=23)
-    bits = loop.bits_per_byte(model, judged, end, batch=64)
-    entropy = unigram_bits(held)
-    assert bits < entropy, f"{bits:.3f} bits per byte, the unigram entropy is {entropy:.3f}"
-
-
-@cache
-def corpus() -> tuple[list[str], list[str]]:
-    """Files of Python's library: to train on, and to be judged by."""
-    training, held = split(standard_library(600_000), every=8)
-    return training, [text[:8_000] for text in held[:4]]
 
 
 CONTRACTS: dict[str, Callable[[Case], None]] = {

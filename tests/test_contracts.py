@@ -14,7 +14,8 @@ from sublayer.state import State
 from sublayer.step import Step
 from tests.broken import BROKEN, Broken, around, window_plus_one
 from tests.cases import CASES
-from tests.contracts import CONTRACTS, EXACT, alone, assert_near, beats_unigrams, compiled, rough, with_its_past
+from tests.contracts import CONTRACTS, EXACT, alone, assert_near, compiled, rough, with_its_past
+from tests.language import beats_unigrams
 
 KIB = 1024
 # (parameters, bytes of state a token in 2-byte elements), from the papers, model cards and published checkpoints.
@@ -84,13 +85,13 @@ def test_decoding_is_one_graph_of_inductor(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mamba_like"])
 def test_some_steps_on_real_text_beat_unigrams(name: str) -> None:
-    beats_unigrams(CASES[name], steps=120)
+    beats_unigrams(CASES[name].spec, steps=120)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.language_model])
 def test_more_steps_on_real_text_beat_unigrams(name: str) -> None:
-    beats_unigrams(CASES[name], steps=150)
+    beats_unigrams(CASES[name].spec, steps=150)
 
 
 # --- the contracts themselves ---

@@ -248,7 +248,9 @@ FREE = ("out", "eval", "save", "train.device", "train.micro", "train.recompute",
 
 
 def read_run(path: Path | str, changes: Iterable[str] = ()) -> Run:
-    """The run of a TOML file, with changes such as "train.steps=100" (or "steps=100", where one section has it).
+    """The run of a TOML file, with changes such as "train.steps=100".
+
+    A bare "steps=100" means [train]'s key, else that of the one section that has it.
 
     Raises UsageError naming file and key for an unknown key, a wrong type, or values that do not fit.
     """
@@ -286,6 +288,7 @@ def _apply(table: dict[str, Any], change: str) -> None:
         raise UsageError(f"{change}: a change reads key=value, such as train.steps=100")
     if len(keys) == 1 and keys[0] not in _hints(Run):
         sections = [section for section, cls in _sections() if keys[0] in _hints(cls)]
+        sections = ["train"] if "train" in sections else sections
         if len(sections) != 1:
             known = {*_hints(Run), *(key for _, cls in _sections() for key in _hints(cls))}
             why = f" is in {' and '.join(sections)}: say which" if sections else f": unknown key{nearest(name, known)}"

@@ -43,9 +43,9 @@ class Score:
 
 @torch.inference_mode()
 def evaluate(
-    model: ModelOp, batches: Iterable[Batch], objective: Objective, text_bytes: int, precision: Precision = "fp32"
-) -> Score:
-    """Judges the model, in evaluation mode, on batches whose labels count each token of the text once."""
+    model: ModelOp, batches: Iterable[Batch], objective: Objective, precision: Precision = "fp32"
+) -> tuple[float, int]:
+    """(nats, tokens) of all that the batches ask, the model being in evaluation mode."""
     device = next(model.parameters()).device
     total = torch.zeros(2, dtype=torch.float64, device=device)
     with evaluating(model):
@@ -55,7 +55,7 @@ def evaluate(
             total[0] += loss.nats
             total[1] += loss.tokens
     nats, tokens = total.tolist()
-    return Score(nats, int(tokens), text_bytes)
+    return nats, int(tokens)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ class Interrupted(SublayerError):
 
 
 class Stop:
-    """Whether Ctrl-C or SIGTERM has come, inside a `with`; the loop asks between steps. A second Ctrl-C is immediate."""
+    """Whether Ctrl-C or SIGTERM has come, within a `with`; the loop asks between steps. A second Ctrl-C ends at once."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -43,6 +43,14 @@ class Stop:
     def __exit__(self, *error: object) -> None:
         for number, former in self._former.items():
             signal.signal(number, former)
+
+    def agreed(self) -> int | None:
+        """The signal that has come to any rank, so that all of them end at the same step."""
+        if world() > 1:
+            found = torch.tensor(self.number or 0, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+            dist.all_reduce(found, dist.ReduceOp.MAX)
+            self.number = int(found) or None
+        return self.number
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None and number == signal.SIGINT:
