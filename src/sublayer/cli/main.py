@@ -25,6 +25,7 @@ COMMANDS = {
     "quickstart": Entry("sublayer.cli.quickstart", "Build a small model, train it, generate, and look inside."),
     "recipes": Entry("sublayer.cli.recipes", "List the families of models and their sizes."),
     "show": Entry("sublayer.cli.show", "Print an architecture: its parts, parameters, and bytes of state."),
+    "train": Entry("sublayer.cli.train", "Train a model: text in, a folder with a model out."),
     "generate": Entry("sublayer.cli.generate", "Continue a text with a model."),
 }
 

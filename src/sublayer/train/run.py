@@ -47,12 +47,14 @@ from .average import Ema, average_into
 from .blame import blame
 from .config import FREE, Run, RunSource
 from .evaluate import Score, evaluate
+from .flops import flops_per_token, gemm_rate
 from .loss import IGNORED
-from .metrics import Evaluated, Metrics, MetricsFile, Record, Sample
+from .metrics import Evaluated, Metrics, MetricsFile, Record, Sample, TensorBoard, read_metrics
 from .objectives import Batch, objective
+from .plot import plot_loss
 from .process import Interrupted, Stop, first, lock, rank, ranks, world
 from .recompute import recompute
-from .update import Precision, Scaler, Update, update
+from .update import AUTOCAST, Precision, Scaler, Update, update
 from .view import Quiet, View
 
 END = "<|endoftext|>"
@@ -93,7 +95,11 @@ def train(run: Run, view: View | None = None, *, restart: bool = False) -> Resul
         tokenizer = first(lambda: _tokenizer(run, out, view))
         spec = _spec(run, tokenizer)
         sources = first(lambda: [_tokens(run, source, out, tokenizer, view) for source in run.data.all_sources()])
-        return _Training(run, out, device, spec, tokenizer, sources, view).carry_out()
+        training = _Training(run, out, device, spec, tokenizer, sources, view)
+        try:
+            return training.carry_out()
+        finally:
+            training.close()
 
 
 def _settle(run: Run, out: Path, *, restart: bool) -> None:
@@ -194,11 +200,10 @@ def _tokens(run: Run, source: RunSource, out: Path, tokenizer: Tokenizer, view: 
     sources = run.data.all_sources()
     name = source.name or (f"source-{sources.index(source)}" if len(sources) > 1 else "")
     label = f"encoding {name}".strip()
-    began = time.monotonic()
 
     def progress(made: Progress) -> None:
         if made.share is not None:
-            view.progress(label, made.share, time.monotonic() - began)
+            view.progress(label, made.share, 1.0)
 
     return prepare(
         source.paths, tokenizer, out / "data" / name, held=run.data.held, field=source.field,
@@ -236,12 +241,14 @@ class _Training:
         self.collate = partial(collate, end=end, segments=run.data.segments)
         self.step, self.seconds, self.score = 0, 0.0, Score(0.0, 0, 0)
         self.metrics = MetricsFile(out / "metrics.jsonl")
+        self.board: TensorBoard | None = None
 
     def carry_out(self) -> Result:
         """Goes on from the newest checkpoint, to the end."""
         self._resume()
         run, steps = self.run, self.run.steps
         with self.view, Stop() as stop:
+            self._begin()
             while self.step < steps:
                 self._advance()
                 number, last = stop.agreed(), self.step == steps
@@ -255,6 +262,20 @@ class _Training:
                     raise Interrupted(f"stopped at {where}; the same command goes on from there", number)
             return first(self._finish)
 
+    def close(self) -> None:
+        """Closes the files that are open while it runs."""
+        self.metrics.close()
+        if self.board is not None:
+            self.board.close()
+
+    def _begin(self) -> None:
+        """Tells the view what speed is to be measured by."""
+        device = next(self.model.parameters()).device
+        rate = gemm_rate(device, AUTOCAST.get(self.precision, torch.float32)) * world()
+        tokens, size = (sum(map(f, self.batches.sources)) for f in (len, lambda tokens: tokens.bytes))
+        flops = flops_per_token(self.model, self.run.data.length)
+        self.view.begin(self.run.steps, done=self.step, flops=flops, gemm=rate, bytes_per_token=size / tokens)
+
     def _resume(self) -> None:
         for found in reversed(checkpoint.saved(self.out / "checkpoints")):
             try:
@@ -265,7 +286,10 @@ class _Training:
             self.step = found.step
             self.view.note(f"goes on from step {found.step} of {self.run.steps}")
             break
-        self.metrics.cut(self.step)
+        if rank() == 0:
+            self.metrics.cut(self.step)
+            if self.run.save.tensorboard:
+                self.board = TensorBoard(self.out / "tensorboard", self.step)
 
     def _take(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         parts: dict[str, dict[str, Tensor]] = {"optimizer": {}, "ema": {}}
@@ -363,6 +387,8 @@ class _Training:
                 self.metrics.write(record)
             except SublayerError as error:
                 self.view.note(f"step {self.step}: {error}; training goes on")
+            if self.board is not None:
+                self.board.write(record)
             self.view.show(record)
 
     def _draw(self) -> None:
