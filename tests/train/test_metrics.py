@@ -51,6 +51,13 @@ def test_values_that_are_not_finite_are_null_and_nan_again(tmp_path: Path) -> No
     assert all(math.isnan(value) for value in (step.loss, step.norm, evaluated.bits_per_byte))
 
 
+def test_a_whole_number_is_read_as_the_float_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "held_loss": 2, "perplexity": 7, "bits_per_byte": 1}\n')
+    (record,) = read_metrics(path)
+    assert [type(value) for value in vars(record).values()] == [int, float, float, float]
+
+
 def test_a_resumed_run_leaves_the_file_of_an_uninterrupted_one(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     file = written(path, LINES)
