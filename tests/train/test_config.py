@@ -140,3 +140,13 @@ def test_a_file_that_is_no_configuration_is_told(tmp_path: Path) -> None:
         read_run(tmp_path / "other.toml")
     with pytest.raises(UsageError, match="out: this key is needed"):
         read_run(written(tmp_path, ""))
+
+
+def test_the_page_on_training_names_every_key() -> None:
+    from sublayer.train import config
+
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    for section, cls in config._sections():
+        for key in config._hints(cls):
+            named = f"`{section}.{key}`" if section != "optimizer" else f"`{key}`"
+            assert named in page or key == "sizes", f"{section}.{key}"
