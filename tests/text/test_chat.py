@@ -1,23 +1,15 @@
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from sublayer.errors import InputError
 from sublayer.text import load_tokenizer
 from sublayer.text.chat import ChatTemplate
 from sublayer.text.tokenizer import Tokenizer
+from tests.text.control import CHATML, NAMES, named, tokenizer_folder
 
-CHATML = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] | trim + '<|im_end|>' + '\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
 BRACKETS = """{{ bos_token }}
 {%- for message in messages %}
     {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
@@ -45,7 +37,6 @@ THINKING = """{% for m in messages %}
 {% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 TEMPLATES = {"chatml": CHATML, "brackets": BRACKETS, "thinking": THINKING}
-NAMES = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 TURNS = [
     {"role": "user", "content": "  Hi there,\nwho are you? "},
     {"role": "assistant", "content": "<think>hm</think>\n\nA model."},
@@ -53,36 +44,9 @@ TURNS = [
 ]
 
 
-def tokenizer_folder(folder: Path, template: str | None = None, *, framed: bool = False) -> Path:
-    """A byte-level tokenizer with control tokens, in a folder as checkpoints have it."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    model = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = decoders.ByteLevel()
-    model.add_special_tokens(NAMES)
-    if framed:
-        model.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", 256), ("</s>", 257)])
-    folder.mkdir(exist_ok=True)
-    model.save(str(folder / "tokenizer.json"))
-    config: dict[str, Any] = {"bos_token": "<s>", "eos_token": {"content": "</s>", "special": True}}
-    if template is not None:
-        config["chat_template"] = template
-    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
-
-
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Tokenizer:
     return load_tokenizer(tokenizer_folder(tmp_path))
-
-
-def named(ids: list[int], tokenizer: Tokenizer) -> str:
-    """Ids as text, with the names of special tokens in braces."""
-    parts: list[bytes] = []
-    for token in ids:
-        data = tokenizer.token_bytes(token)
-        parts.append(data or f"{{{NAMES[token - 256]}}}".encode())
-    return b"".join(parts).decode()
 
 
 def template(source: str) -> ChatTemplate:

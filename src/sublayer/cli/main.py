@@ -27,6 +27,7 @@ COMMANDS = {
     "show": Entry("sublayer.cli.show", "Print an architecture: its parts, parameters, and bytes of state."),
     "train": Entry("sublayer.cli.train", "Train a model: text in, a folder with a model out."),
     "generate": Entry("sublayer.cli.generate", "Continue a text with a model."),
+    "chat": Entry("sublayer.cli.chat", "Talk with a model, or write a text together with one."),
 }
 
 HELP = {"help_option_names": ["-h", "--help"]}
