@@ -5,5 +5,16 @@ from .bytes import Bytes
 from .load import load_tokenizer
 from .pretrained import Pretrained
 from .tokenizer import Ids, Policy, StreamDecoder, Tokenizer
+from .train import train_bpe
 
-__all__ = ["BytePairs", "Bytes", "Ids", "Policy", "Pretrained", "StreamDecoder", "Tokenizer", "load_tokenizer"]
+__all__ = [
+    "BytePairs",
+    "Bytes",
+    "Ids",
+    "Policy",
+    "Pretrained",
+    "StreamDecoder",
+    "Tokenizer",
+    "load_tokenizer",
+    "train_bpe",
+]
