@@ -219,7 +219,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
     first = answers(plain, "So", seed=5, **OPTIONS | {"max_tokens": 3})
     assert code == 0
     assert out.startswith(f"{first}\n")
-    assert "(stopped)" in err
+    assert "(stopped after 3 tokens, " in err
     assert prompts[1][0] == list(f"So{first}x".encode())
 
 

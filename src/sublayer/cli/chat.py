@@ -206,20 +206,20 @@ class Chat:
                 f"(the context of {self._limit:,} tokens is full: the oldest {dropped} {self._said.unit} are left out)"
             )
         self._answers += 1
-        begin = time.perf_counter()
+        begin, stopped = time.perf_counter(), False
         try:
             with closing(events):
                 for event in events:
                     typer.echo(_harmless(event.text) if sys.stdout.isatty() else event.text, nl=False)
         except KeyboardInterrupt:
-            self.tell("\n(stopped)")
+            stopped = True
         finally:
             (row,) = events.generated()
             self._said.heard(row.text or "", ended=row.finish == "stop")
             typer.echo()
         rate = len(row.ids) / max(time.perf_counter() - begin, 1e-9)
         self.tell(
-            f"({len(row.ids)} tokens, {rate:.1f} a second; context {len(ids) + len(row.ids):,} of {self._limit:,}"
+            f"({'stopped after ' if stopped else ''}{len(row.ids)} tokens, {rate:.1f} a second; context {len(ids) + len(row.ids):,} of {self._limit:,}"
             f"{'' if self._turns else MORE.get(row.finish or '', '')})"
         )
 
