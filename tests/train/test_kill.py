@@ -21,7 +21,7 @@ kv_heads = 1
 hidden = 48
 dropout = 0.1
 [tokenizer]
-vocab = 400
+vocab = 290
 [data]
 paths = "texts"
 length = 32

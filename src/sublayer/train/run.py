@@ -260,7 +260,9 @@ class _Training:
                 if number is not None and not last:
                     where = f"step {self.step} of {steps}, which is saved"
                     raise Interrupted(f"stopped at {where}; the same command goes on from there", number)
-            return first(self._finish)
+            result = first(lambda: self._finish() if rank() == 0 else _finished(self.out))
+            assert result is not None
+            return result
 
     def close(self) -> None:
         """Closes the files that are open while it runs."""
@@ -443,6 +445,7 @@ class _Training:
         about |= {"bits_per_byte": score.bits_per_byte if score.bytes else None, "step": self.step, "seconds": seconds}
         with replacing(self.out / "result.json") as path:
             path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        self._draw()
         return Result(self.out / "model", self.step, score, seconds)
 
 
