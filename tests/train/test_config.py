@@ -43,7 +43,7 @@ def test_a_file_becomes_a_run(tmp_path: Path) -> None:
     assert run.steps == -(-10_000 // (4 * 256))
     assert Run.from_json(run.to_json()) == run
     spec = run.model.build_spec(99)
-    assert (spec.dim, spec.vocab, len(spec.decoder.blocks)) == (32, 99, 2)
+    assert (spec.dim, spec.vocab, len(spec.find("decoder.blocks"))) == (32, 99, 2)
 
 
 def test_changes_have_the_last_word(tmp_path: Path) -> None:

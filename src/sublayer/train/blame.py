@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ..nn.sublayer import ModelOp
 from .objectives import Batch, Objective
@@ -63,5 +64,5 @@ def blame(model: ModelOp, batches: Iterable[Batch], objective: Objective, precis
 
 def _finite(tree: Any) -> bool:
     """Whether all floating-point tensors somewhere in it are finite."""
-    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+    leaves = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
     return all(bool(leaf.isfinite().all()) for leaf in leaves if leaf.is_floating_point())

@@ -79,7 +79,7 @@ class RunTokenizer(Spec):
     """What is trained; "bytes" needs no training."""
     vocab: int = 4096
     """Ids of a BPE or word tokenizer."""
-    pattern: str = "gpt2"
+    pattern: Literal["gpt2", "cl100k", "o200k"] = "gpt2"
     """How text is cut before byte pairs are merged: gpt2, cl100k or o200k."""
     end: bool = True
     """Whether a token stands between documents; only bytes and characters can do without."""

@@ -160,9 +160,14 @@ def _tokenizer(run: Run, out: Path, view: View) -> Tokenizer:
     elif config.kind == "bytes":
         tokenizer = Bytes(specials)
     else:
-        texts = _watched(run, run.data.all_sources(), view, "training the tokenizer")
+        texts = _watched(run, out, view, "reading for the tokenizer")
+
+        def merged(stage: str, done: int, total: int | None) -> None:
+            if stage == "merge":
+                view.progress("joining byte pairs", done, total or 0)
+
         if config.kind == "bpe":
-            tokenizer = train_bpe(texts, config.vocab, pattern=config.pattern, end=END)
+            tokenizer = train_bpe(texts, config.vocab, pattern=config.pattern, end=END, progress=merged)
         elif config.kind == "characters":
             tokenizer = Characters.train(texts, end=END if config.end else None)
         else:
@@ -173,12 +178,13 @@ def _tokenizer(run: Run, out: Path, view: View) -> Tokenizer:
     return load_tokenizer(folder)
 
 
-def _watched(run: Run, sources: Sequence[RunSource], view: View, label: str) -> Iterator[str]:
-    """The texts of all sources, with progress by bytes read."""
-    total, before = sum(measure(source.paths).bytes for source in sources), 0
+def _watched(run: Run, out: Path, view: View, label: str) -> Iterator[str]:
+    """The texts of all sources, but for what this run writes, with progress by bytes read."""
+    sources, before = run.data.all_sources(), 0
+    total = sum(measure(source.paths, without=out).bytes for source in sources)
     for source in sources:
-        seen = Seen()
-        for document in documents(source.paths, field=source.field, bad_bytes=run.data.bad_bytes, seen=seen):
+        seen, options = Seen(), {"field": source.field, "bad_bytes": run.data.bad_bytes, "without": out}
+        for document in documents(source.paths, seen=seen, **options):
             yield document.text
             view.progress(label, before + seen.bytes, total)
         before += seen.bytes
@@ -225,7 +231,7 @@ class _Training:
         view: View,
     ) -> None:
         self.run, self.out, self.tokenizer, self.view = run, out, tokenizer, view
-        self.precision = _precision(run.train.precision, device)
+        self.precision: Precision = _precision(run.train.precision, device)
         self.model = _model(run, spec, device)
         self.optimizer = run.optimizer.build(self.model)
         self.ema = Ema(self.model, run.train.ema) if run.train.ema else None
