@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,13 @@ BYTE_OF = {
 
 # Through Latin-1, in which a character is a byte; U+FFFF stands for what is not of the alphabet.
 _LATIN = {ord(character): chr(byte) for character, byte in BYTE_OF.items()}
-_LATIN = {byte: "\uffff" for byte in range(256)} | _LATIN
+_LATIN = dict.fromkeys(range(256), "\uffff") | _LATIN
 
 PART = 1 << 19
 """Characters that a long text is cut into, for one core each."""
+
+ABSENT = 1 << 30
+"""Added to a byte: the id of one that the vocabulary lacks. The library leaves it out, and joins what is around it."""
 
 # Every pattern in use begins a piece at a space after any other character (see patterns.py), and never looks back.
 SAFE = re.compile(r"\S(?= )")
@@ -48,16 +51,21 @@ class Bulk:
         ids: Mapping[bytes, int],
         names: Names | None,
     ) -> None:
-        """ids: token → id, in order of rank; names: the tokens that are found in any text."""
+        """ids: token → id, in order of rank, the single bytes first; names: the tokens that are found in any text."""
         import tiktoken
 
+        self._lacks = any(id >= ABSENT for id in islice(ids.values(), 256))
         self._model, self._unlike, self._normalizer, self._names = model, how.unlike, normalizer, names
         real = np.fromiter(ids.values(), np.int64, len(ids))
         merged = real[256:]
         in_order = bool((merged[1:] > merged[:-1]).all())
         # Where ids rise with rank they serve as ranks; else a table turns ranks into ids.
         self._table = None if in_order else real.astype(np.uint32)
-        ranks = dict(ids) if in_order else {token: rank for rank, token in enumerate(ids)}
+        ranks = (
+            dict(ids)
+            if in_order
+            else {token: id if id >= ABSENT else rank for rank, (token, id) in enumerate(ids.items())}
+        )
         # Without any special token, its search for them stops at every byte; this one is no text's.
         never = {"\U0010ffff" * 2: max(ranks.values()) + 1}
         self._engine = tiktoken.Encoding("", pat_str=how.pattern, mergeable_ranks=ranks, special_tokens=never)
@@ -124,6 +132,8 @@ class Bulk:
             raise
         except ValueError:  # its regex engine gives up on white space of a million characters
             return self._by_library(text)
+        if self._lacks and len(ids) and ids.max() >= ABSENT:
+            return self._by_library(text)
         return ids if self._table is None else self._table[ids]
 
     def _by_library(self, text: str) -> Ids:
@@ -170,7 +180,8 @@ def _ids(bpe: Mapping[str, Any], added: set[str], model: tokenizers.Tokenizer) -
     order = ranked(vocab, merges, bool(bpe.get("ignore_merges")), merging.tokenize)
     if order is None or not added.isdisjoint(order) or not added.isdisjoint(BYTE_OF):
         return None  # an added token that merges make too: text would forge it, and the library refuses that
-    return {token.translate(_LATIN).encode("latin-1"): vocab[token] for token in chain(BYTE_OF, order)}
+    single_bytes = {bytes((byte,)): vocab.get(character, ABSENT + byte) for character, byte in BYTE_OF.items()}
+    return single_bytes | {token.translate(_LATIN).encode("latin-1"): vocab[token] for token in order}
 
 
 def _names(added: Sequence[Mapping[str, Any]], plain: bool) -> dict[str, int] | None:

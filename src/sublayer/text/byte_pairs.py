@@ -5,11 +5,12 @@ from functools import cached_property
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
 
 from ..errors import InputError
+from .build import byte_level
 from .bulk import BYTE_OF, Bulk, to_bytes
 from .bytes import ByteStream
+from .difference import streamed
 from .pretrained import Pretrained
 from .tokenizer import Ids, Policy, check_id, check_policy, utf8
 
@@ -20,8 +21,9 @@ BULK = 200_000
 class BytePairs(Pretrained):
     """A byte-level BPE. See Tokenizer for what the methods promise; decode(encode(text)) == text.
 
-    (Not where its file asks for another form of the text, such as NFC.) Much text is encoded through tiktoken where
-    that gives the same ids, which `bulk` and `merges` see to; little text, and the rest, by the tokenizers library.
+    (But not where its file asks for another form of the text, such as NFC, or lacks one of the 256 bytes.) Much text is
+    encoded through tiktoken where that gives the same ids, which `bulk` and `merges` see to; little text, and what is
+    left, by the tokenizers library.
     """
 
     def __init__(
@@ -29,13 +31,11 @@ class BytePairs(Pretrained):
         model: tokenizers.Tokenizer,
         *,
         eos: tuple[int, ...] = (),
+        unknown: int | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Takes model over, as Pretrained does. Raises InputError unless it is a byte-level BPE with all 256 bytes."""
-        super().__init__(model, eos=eos, config=config)
-        missing = [character for character in BYTE_OF if model.token_to_id(character) is None]
-        if missing or not isinstance(model.model, models.BPE):
-            raise InputError(f"not a byte-level BPE: its vocabulary lacks {len(missing)} of the 256 bytes")
+        """Takes model over, as Pretrained does."""
+        super().__init__(model, eos=eos, unknown=unknown, config=config)
         self._encoded = 0  # characters so far
 
     @classmethod
@@ -46,10 +46,12 @@ class BytePairs(Pretrained):
         specials: Mapping[str, int],
         *,
         eos: tuple[int, ...] = (),
+        before: Sequence[str] = (),
     ) -> "BytePairs":
         """From tiktoken's form: ranks that are ids, and pairs that merge wherever they join to a token.
 
-        pattern cuts the text into pieces. Raises InputError where a byte has no rank.
+        pattern cuts the text into pieces; before: the special tokens that begin a framed text. Raises InputError where
+        a byte has no rank.
         """
         character = {byte: character for character, byte in BYTE_OF.items()}
         if (lacking := next((byte for byte in range(256) if bytes((byte,)) not in ranks), None)) is not None:
@@ -64,12 +66,7 @@ class BytePairs(Pretrained):
             if token[:i] in vocab and token[i:] in vocab
         ]
         # The library numbers added tokens without a gap, unless the vocabulary has their names.
-        model = tokenizers.Tokenizer(models.BPE(vocab=vocab | dict(specials), merges=merges, ignore_merges=True))
-        split = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
-        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        model.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
-        model.decoder = decoders.ByteLevel()
-        model.add_special_tokens(list(specials))
+        model = byte_level(vocab, merges, [pattern], specials=specials, frame=(before, ()), ignore_merges=True)
         return cls(model, eos=eos)
 
     def encode(self, text: str, *, framed: bool = False, specials: Policy = "text") -> list[int]:
@@ -106,7 +103,7 @@ class BytePairs(Pretrained):
             check_id(extreme, self.size)
         pieces = [self._pieces[token] for token in ids]
         # Nothing is joined across a token without bytes: it ends whatever character stood before it.
-        return b"".join(pieces).decode("utf-8", "replace") if all(pieces) else self._streamed(ids)
+        return b"".join(pieces).decode("utf-8", "replace") if all(pieces) else streamed(self, ids)
 
     def stream(self) -> ByteStream:
         return ByteStream(self.token_bytes)

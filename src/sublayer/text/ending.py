@@ -25,7 +25,7 @@ def read_eos(folder: Path, id_of: Callable[[str], int | None]) -> tuple[int, ...
                 raise InputError(f"{folder / name}: eos_token_id is a token id or a list of them, got {found!r}")
             return ids
     path = folder / "tokenizer_config.json"
-    token = read_json(path).get("eos_token") if path.is_file() else None
+    token = read_config(folder).get("eos_token")
     if token is None:
         return ()
     content = token.get("content") if isinstance(token, dict) else token
@@ -49,10 +49,16 @@ def write_eos(
     Where that is not enough (several ids, or the folder's other files say otherwise), generation_config.json is set.
     """
     named = {"eos_token": name_of(eos[0]) if eos else None}
-    _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **config, **named})
+    _write_json(folder / "tokenizer_config.json", {**config, **named})
     if read_eos(folder, id_of) != eos:
         path = folder / "generation_config.json"
         _write_json(path, (read_json(path) if path.is_file() else {}) | {"eos_token_id": list(eos)})
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json; empty if there is none."""
+    path = folder / "tokenizer_config.json"
+    return read_json(path) if path.is_file() else {}
 
 
 def read_bytes(path: Path) -> bytes:

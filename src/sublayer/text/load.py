@@ -1,54 +1,116 @@
 """Reading the tokenizers that checkpoints bring, in whatever format they come."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from ..errors import InputError
-from .bulk import BYTE_OF
+from ..errors import InputError, UsageError, nearest
 from .byte_pairs import BytePairs
 from .bytes import Bytes
-from .ending import read_eos, read_json
+from .ending import read_bytes, read_config, read_eos, read_json
+from .ggml import load_gguf
 from .pretrained import Pretrained
+from .ranks import is_ranks, load_ranks
+from .sentence_piece import Frame, SentencePiece
 from .tokenizer import Tokenizer
+from .vocabularies import load_byte_pairs, load_words
+
+PAIRS = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
+
+# What puts special tokens around a text where a SentencePiece model's folder leaves it to the class.
+BEGINS, ENDS = ("LlamaTokenizer", "GemmaTokenizer"), ("T5Tokenizer", "MT5Tokenizer")
+# Their ids are not those of their SentencePiece file.
+RENUMBERED = ("XLMRoberta", "Camembert", "MBart", "MBart50", "Nllb", "Xlnet", "XLNet", "BigBird", "Marian", "Pegasus")
 
 
-def load_tokenizer(path: Path | str) -> Tokenizer:
-    """The tokenizer of a checkpoint's folder, from its tokenizer.json.
+def load_tokenizer(
+    path: Path | str, *, pattern: str | None = None, specials: Mapping[str, int] | None = None
+) -> Tokenizer:
+    """The tokenizer of a checkpoint's folder, or in a file.
 
-    The ids that end a text come from generation_config.json, else config.json, else tokenizer_config.json.
-    Raises InputError where tokenizer.json is missing or is not one.
+    Formats, in the order in which a folder is searched: tokenizer.json (Sublayer's, or Hugging Face's: BPE, WordPiece,
+    unigram), SentencePiece's tokenizer.model and spiece.model, GPT-2's vocab.json and merges.txt, BERT's vocab.txt,
+    tiktoken's ranks (*.tiktoken), GGUF (*.gguf).
+    pattern and specials (name → id) are for ranks that are not a published tokenizer's: how text is cut ("gpt2",
+    "cl100k", "o200k", or a regex), and the special tokens, the first of which ends a text.
+    The ids that end a text come from generation_config.json, else config.json, else tokenizer_config.json, else the
+    tokenizer's own file. Raises InputError where no tokenizer is found, or a file is not what its name says.
     """
     path = Path(path)
-    file = path / "tokenizer.json" if path.is_dir() else path
+    file = _file(path) if path.is_dir() else path
     if not file.is_file():
-        raise InputError(f"{path}: no tokenizer.json there, neither Sublayer's own nor Hugging Face's")
-    data = read_json(file)
+        raise InputError(f"{file}: no such file, nor a folder with a tokenizer")
+    if file.suffix == ".tiktoken" or (file.suffix == ".model" and is_ranks(read_bytes(file))):
+        return load_ranks(file, pattern, specials)
+    if pattern is not None or specials is not None:
+        raise UsageError(f"{file}: pattern and specials are for tiktoken's ranks; this format says them itself")
+    for whole, half in PAIRS.items():
+        if file.name in (whole, half):
+            files = [file.with_name(name) for name in (whole, half)]
+            missing = next((one for one in files if not one.is_file()), None)
+            if missing is not None:
+                raise InputError(f"{file}: one of a pair, and {missing.name} is not beside it")
+            return load_byte_pairs(*files)
+    loaders: dict[str, Callable[[Path], Tokenizer]] = {
+        ".json": _load_json,
+        ".model": _load_sentence_piece,
+        ".txt": load_words,
+        ".gguf": load_gguf,
+    }
+    if file.suffix not in loaders:
+        raise InputError(f"{file}: not a tokenizer's file by its name{nearest(file.suffix, [*loaders, '.tiktoken'])}")
+    return loaders[file.suffix](file)
+
+
+def _file(folder: Path) -> Path:
+    for name in ("tokenizer.json", "tokenizer.model", "spiece.model", *PAIRS, "vocab.txt"):
+        if (folder / name).is_file() and (folder / PAIRS.get(name, name)).is_file():
+            return folder / name
+    found = sorted([*folder.glob("*.tiktoken"), *folder.glob("*.gguf")])
+    if not found:
+        raise InputError(f"{folder}: no tokenizer.json there, nor a tokenizer in another format")
+    if len(found) > 1:
+        raise InputError(f"{folder}: {found[0].name} or {found[1].name}? Name the file")
+    return found[0]
+
+
+def _load_json(path: Path) -> Tokenizer:
+    data = read_json(path)
     if data.get("type") == "Bytes":
         return Bytes.from_json(data)
     try:
-        model = tokenizers.Tokenizer.from_file(str(file))
+        model = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more specific
-        raise InputError(f"{file}: not a tokenizer that the tokenizers library reads: {error}") from None
-    eos = read_eos(file.parent, model.token_to_id)
-    config = file.parent / "tokenizer_config.json"
-    about = read_json(config) if config.is_file() else None
-    if _is_byte_level(data):
-        return BytePairs(model, eos=eos, config=about)
-    return Pretrained(model, eos=eos, unknown=_unknown(data["model"], model), config=about)
+        raise InputError(f"{path}: not a tokenizer that the tokenizers library reads: {error}") from None
+    kind = BytePairs if _is_byte_level(data) else Pretrained
+    eos = read_eos(path.parent, model.token_to_id)
+    return kind(model, eos=eos, unknown=_unknown(data["model"], model), config=read_config(path.parent))
+
+
+def _load_sentence_piece(path: Path) -> SentencePiece:
+    config = read_config(path.parent)
+    name = str(config.get("tokenizer_class", "")).removesuffix("Fast")
+    if name.removesuffix("Tokenizer") in RENUMBERED:
+        raise InputError(f"{path}: the ids of {name} are not those in this file; its tokenizer.json would say them")
+    try:
+        model = SentencePiece(read_bytes(path), config=config)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    eos = read_eos(path.parent, model.id_of) or model.eos
+    begins, ends = config.get("add_bos_token", name in BEGINS), config.get("add_eos_token", name in ENDS)
+    frame: Frame = (model.bos if begins else (), model.eos[:1] if ends else ())
+    return SentencePiece(read_bytes(path), eos=eos, frame=frame, config=config)
 
 
 def _is_byte_level(data: dict[str, Any]) -> bool:
-    """Whether a tokenizer.json is a BPE over bytes, all of them."""
-    model, decoder = data["model"], data.get("decoder") or {}
+    """Whether a tokenizer.json is a BPE over bytes."""
+    model, decoder, steps = data["model"], data.get("decoder") or {}, data.get("pre_tokenizer") or {}
     plain = not any(model.get(key) for key in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"))
-    return (
-        model.get("type", "BPE") == "BPE"
-        and plain
-        and decoder.get("type") == "ByteLevel"
-        and BYTE_OF.keys() <= model.get("vocab", {}).keys()
-    )
+    last = steps["pretokenizers"][-1] if steps.get("pretokenizers") else steps
+    is_bpe = model.get("type", "BPE") == "BPE" and "merges" in model
+    return is_bpe and plain and decoder.get("type") == "ByteLevel" == last.get("type")
 
 
 def _unknown(data: dict[str, Any], model: tokenizers.Tokenizer) -> int | None:

@@ -11,7 +11,7 @@ import tokenizers
 
 from ..errors import InputError
 from ..files import replacing
-from .difference import DifferenceStream
+from .difference import DifferenceStream, streamed
 from .ending import write_eos
 from .tokenizer import Ids, Names, Policy, check_id, check_policy, utf8
 
@@ -73,7 +73,7 @@ class Pretrained:
     def decode(self, ids: Sequence[int]) -> str:
         text = self._decode(ids)
         # Where bytes are not UTF-8, the library replaces whole runs of them; a stream has shown the good ones already.
-        return self._streamed(ids) if "\ufffd" in text else text
+        return streamed(self, ids) if "\ufffd" in text else text
 
     def stream(self) -> "DifferenceStream":
         return DifferenceStream(self._decode)
@@ -101,7 +101,8 @@ class Pretrained:
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / "tokenizer.json") as path:
             self._model.save(str(path))
-        write_eos(folder, self.eos, self._model.id_to_token, self._model.token_to_id, self._config)
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._config}
+        write_eos(folder, self.eos, self._model.id_to_token, self._model.token_to_id, config)
 
     @cached_property
     def _matching(self) -> tokenizers.Tokenizer:
@@ -133,7 +134,3 @@ class Pretrained:
         for token in ids:
             check_id(token, self.size)
         return self._model.decode(list(ids), skip_special_tokens=True)
-
-    def _streamed(self, ids: Sequence[int]) -> str:
-        stream = self.stream()
-        return "".join([stream.push(token) for token in ids]) + stream.finish()
