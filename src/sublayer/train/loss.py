@@ -21,6 +21,7 @@ from ..nn.head import HeadOp
 from ..nn.sublayer import ModelOp
 
 IGNORED = -100  # the label of a position that predicts nothing
+PICKING = ("cpu",)  # where labels lie when the rows that count can be picked without waiting for a device
 
 # Whether the backward pass under way may be run again (retain_graph); where torch cannot tell, it may.
 _kept_graph = getattr(getattr(torch._C, "_autograd", None), "_get_current_graph_task_keep_graph", lambda: True)
@@ -54,8 +55,8 @@ def head_loss(
     """Cross-entropy of model.logits(hidden) against labels, summed; the logits are never whole in memory.
 
     hidden: […, D], the model's output="hidden"; labels: […] integers from 0 to V − 1, or -100 for what does not count.
-    Rows that do not count are left out of the products where labels lie on the CPU, and masked elsewhere, for to pick
-    rows would wait for the device. z_loss: z in + z · logsumexp², which keeps logits near 0 (PaLM, arXiv 2204.02311,
+    Rows that do not count are left out of the products where labels lie on the CPU, and masked elsewhere, since to pick
+    rows is to wait for the device. z_loss: z in + z · logsumexp², which keeps logits near 0 (PaLM, arXiv 2204.02311,
     section 5). label_smoothing: the share of the target that is spread evenly over V (arXiv 1512.00567, section 7).
     chunk: rows at a time; None: by bytes, from the shapes alone, so that a run repeats.
 
@@ -76,13 +77,13 @@ def head_loss(
     rows, labels = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1).long()
     counted: Tensor | None = labels != IGNORED
     tokens = counted.sum()
-    if labels.device.type != "cpu":
-        rows, labels = rows.masked_fill(~counted[:, None], 0), labels.clamp(min=0)  # NaN in padding reaches nothing
-    else:
+    if labels.device.type in PICKING:
         if tokens < len(labels):
             kept = counted.nonzero()[:, 0]
             rows, labels = rows.index_select(0, kept.to(rows.device)), labels[kept]
         counted, labels = None, labels.to(rows.device)
+    else:
+        rows, labels = rows.masked_fill(~counted[:, None], 0), labels.clamp(min=0)  # NaN in padding reaches nothing
     head = _General(model) if _unusual(model) else _Plain(model)
     inputs = (rows, *head.parameters)
     if not torch.is_grad_enabled():
@@ -153,7 +154,7 @@ class _Plain:
         assert weight is not None
         self.parameters = (weight,) if bias is None else (weight, bias)
         self.vocab, kind, dtype = len(weight), weight.device.type, weight.dtype
-        if torch.is_autocast_enabled(kind) and dtype != torch.float64:
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) and dtype != torch.float64:
             dtype = torch.get_autocast_dtype(kind)
         self.weight, *self.bias = (parameter.detach().to(dtype) for parameter in self.parameters)
         self.room = self.weight.new_empty(0, self.vocab)
