@@ -98,6 +98,8 @@ def test_the_time_left_counts_all_between_steps_but_not_the_first(time: Time) ->
     assert view.left() == pytest.approx(4 * 7)
     time.now += 100  # nothing is known of a step that has not ended
     assert view.left() == pytest.approx(4 * 7)
+    view.begin(40, done=20)
+    assert math.isnan(view.left())
 
 
 def test_clocks_and_rates() -> None:
@@ -281,8 +283,10 @@ def test_evaluations_and_notes_stay_above_the_frame() -> None:
 def test_a_view_may_be_entered_again_inside() -> None:
     frame = Frame(terminal())
     with frame:
+        outer = frame.live
         with frame:
             frame.begin(10)
+        assert frame.live is outer
         assert frame.live.is_started
         with pytest.raises(KeyError), frame:
             raise KeyError

@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,10 @@ class Sample:
 
 
 Record = Metrics | Evaluated | Sample
-KINDS: dict[frozenset[str], type[Record]] = {
-    frozenset(field.name for field in fields(kind)): kind for kind in (Metrics, Evaluated, Sample)
+# A record's class is known by its keys; beside it, the type of each.
+KINDS: dict[tuple[str, ...], tuple[type[Record], tuple[str, ...]]] = {
+    tuple(field.name for field in fields(kind)): (kind, tuple(str(field.type) for field in fields(kind)))
+    for kind in (Metrics, Evaluated, Sample)
 }
 
 
@@ -79,7 +81,7 @@ class MetricsFile:
 
     def write(self, record: Record) -> None:
         """Adds a line."""
-        values = {name: _or_null(value) for name, value in asdict(record).items()}
+        values = {name: _or_null(value) for name, value in vars(record).items()}
         line = (json.dumps(values, allow_nan=False) + "\n").encode()
         try:
             if self.file is None:
@@ -143,10 +145,10 @@ def _lines(path: Path) -> Iterator[tuple[bytes, Record]]:
 def _record(line: bytes, where: str) -> Record:
     try:
         values: Any = json.loads(line)
-        kind = KINDS[frozenset(values)]
-        return kind(**{field.name: _typed(str(field.type), values[field.name]) for field in fields(kind)})
-    except (ValueError, TypeError, KeyError, RecursionError):
-        known = " or ".join(", ".join(field.name for field in fields(kind)) for kind in KINDS.values())
+        kind, types = KINDS[tuple(values)]
+        return kind(*map(_typed, types, values.values()))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        known = " or ".join(", ".join(names) for names in KINDS)
         raise SublayerError(f"{where}: not a line of metrics, which has {known}") from None
 
 
@@ -155,7 +157,7 @@ def _typed(kind: str, value: Any) -> Any:
         return math.nan
     if kind == "float" and type(value) in (int, float):
         return float(value)
-    if type(value) is {"int": int, "str": str}.get(kind):
+    if kind == type(value).__name__:
         return value
     raise TypeError
 
