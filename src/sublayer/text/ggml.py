@@ -92,7 +92,7 @@ def _sentence_piece(metadata: Mapping[str, Any]) -> SentencePiece:
         raise InputError("tokenizer.ggml.precompiled_charsmap: expected bytes")
     proto = b"".join([
         *(
-            _field(1, _field(1, token.encode("utf-8")) + _field(2, score) + _field(3, kind))
+            _field(1, _field(1, _piece(token, kind)) + _field(2, score) + _field(3, kind))
             for token, score, kind in zip(tokens, scores, types, strict=True)
         ),
         _field(2, _field(3, 2 if llama else 1) + _field(35, int(BYTE in types))),  # trainer: the model's type
@@ -106,6 +106,11 @@ def _sentence_piece(metadata: Mapping[str, Any]) -> SentencePiece:
     before = _mark(metadata, tokens, "bos", default=llama)
     after = _mark(metadata, tokens, "eos", default=not llama)
     return SentencePiece(proto, eos=_eos(metadata, tokens), frame=(before, after))
+
+
+def _piece(token: str, kind: int) -> bytes:
+    """A user-defined piece is written in GGUF as the text it stands for; in the model a space is "▁", as in others."""
+    return (token.replace(" ", "▁") if kind == USER_DEFINED else token).encode("utf-8")
 
 
 def _tokens(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
