@@ -77,6 +77,11 @@ def test_the_running_mean_is_over_a_fiftieth_and_knows_no_nan(axes: Any) -> None
     assert np.isnan(drawn.lines[0].get_ydata()[500])
 
 
+def test_one_step_is_a_point(axes: Any) -> None:
+    assert lines(axes([step(1, 2.0)]))["training, running mean"].get_marker() == "o"
+    assert lines(axes([step(1, 2.0), step(2, 1.0)]))["training, running mean"].get_marker() == "None"
+
+
 def test_a_long_run_is_thinned_and_keeps_its_last_step(axes: Any) -> None:
     drawn = axes([step(i + 1, 3.0 + i) for i in range(9001)])
     x, y = drawn.lines[0].get_data()

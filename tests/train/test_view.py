@@ -168,6 +168,7 @@ def test_a_frame_shows_hostile_text_letter_by_letter(width: int) -> None:
     with frame:
         frame.note(HARM)
         frame.progress(HARM, 1, 2)
+        assert r"[bold]no markup[/] \x1b[2J" in "\n".join(shown(frame))
         frame.progress(HARM, 2, 2)
     assert "\x1b]" not in printed(frame.console)
     assert "\x1b[2J" not in printed(frame.console)
@@ -212,6 +213,14 @@ def test_a_frame_shows_everything(time: Time) -> None:
         "def f():\n    return",
     ):  # fmt: skip
         assert part in text, part
+
+
+def test_a_long_label_leaves_room_for_how_far_it_is() -> None:
+    frame = Frame(terminal(60))
+    frame.progress("a\nlong " * 30, 3, 10)
+    (row,) = shown(frame)
+    assert row.startswith("a long a long")
+    assert row.endswith("30%  0:00 left")
 
 
 def test_what_is_not_known_is_a_dash() -> None:

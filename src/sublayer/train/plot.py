@@ -39,7 +39,8 @@ def plot_loss(
     tokens, losses, held = _series(records, bytes_per_token)
     faint, clear = _thinned(tokens, losses), _thinned(tokens, _smooth(losses))
     axes.plot(*faint, color=BLUE, alpha=0.25, linewidth=0.8)
-    axes.plot(*clear, color=BLUE, linewidth=1.6, label="training, running mean")
+    marker = "o" if len(clear[0]) == 1 else None  # a line of one point is none
+    axes.plot(*clear, color=BLUE, linewidth=1.6, marker=marker, label="training, running mean")
     if held:
         axes.plot(*zip(*held, strict=True), "o-", color=ORANGE, linewidth=1, markersize=4, label="held out")
         x, y = held[-1]

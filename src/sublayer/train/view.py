@@ -263,7 +263,7 @@ class Frame(_Printing):
         from rich.table import Column, Table
         from rich.text import Text
 
-        label = harmless(label, self.console.encoding)[: width // 2]
+        label = harmless(" ".join(label.split()), self.console.encoding)[: width // 2]
         after = f"{share:4.0%}  " + (f"{clock(gone)} gone, " if width >= WIDE else "") + f"{clock(left)} left"
         room = max(4, width - len(label) - len(after) - 4)
         row = Table.grid(*(Column(no_wrap=True, overflow="crop") for _ in range(3)), padding=(0, 2), pad_edge=False)
