@@ -75,9 +75,8 @@ def write(
             if not build.state.tokens:
                 raise InputError(f"{folder}: there are no documents to write")
             return build.commit()[0]
-        except BaseException:
-            _clean(folder, "", begun=True)
-            raise
+        finally:
+            _clean(folder)
 
 
 def prepare(
@@ -115,6 +114,7 @@ def prepare(
     with _locked(folder, say):
         found = _found(folder, name)
         if found is not None:
+            _tidy(folder, name)
             say(f"{folder}: used again, {_counts(*found)}")
             return found
         state = _State.load(folder / JOURNAL, name, len(SIDES))
@@ -130,6 +130,8 @@ def prepare(
             if state.cut is not None or state.balanced(held):
                 break
             state = _State.new(name, len(SIDES), cut=int((1 - held) * state.characters))
+            with _writing(folder):
+                state.save(folder / JOURNAL)
         if not all(side.documents for side in state.sides):
             raise InputError(
                 f"{folder}: too little text to hold out a share of {held}: {state.characters:,} characters"
@@ -137,7 +139,7 @@ def prepare(
         if state.cut is not None:
             say(f"{folder}: too few documents to hold some out whole, so the last {held:.3g} of the text is held out")
         train, held_out = build.commit(read.stamp, "documents" if state.cut is None else "cut")
-        (folder / JOURNAL).unlink(missing_ok=True)
+        _tidy(folder, name)
         say(f"{folder}: {_counts(train, held_out)}")
         return train, held_out
 
@@ -248,7 +250,7 @@ class _Build:
         with ExitStack() as stack:
             with _writing(self.folder):
                 for side in self.sides:
-                    _clean(side, state.build)
+                    _clean(side, state.build, begin=True)
                 dtype = id_type(self.tokenizer.size)
                 self.writers = [
                     stack.enter_context(Writer(place / state.build, side, dtype, self.shard_tokens))
@@ -278,8 +280,6 @@ class _Build:
             )  # fmt: skip
             with _writing(self.folder), replacing(place / INDEX) as path:
                 path.write_text(json.dumps(index.to_json(), indent=2) + "\n", encoding="utf-8")
-        for place in self.sides:
-            _clean(place, self.state.build, begun=True)
         return [Tokens.open(place) for place in self.sides]
 
     def _sides(self, document: Document, held: float) -> Iterator[tuple[int, Document, bytes]]:
@@ -350,20 +350,31 @@ def _groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield group
 
 
-def _clean(place: Path, build: str, begun: bool = False) -> None:
-    """Removes what killed writings have left in place, and what an index no longer names."""
-    kept = {build}
+def _clean(place: Path, build: str = "", begin: bool = False) -> None:
+    """Removes from place what killed writings have left, and what its index no longer names, but not the build.
+
+    begin: the files of the build are about to change, so an index that names them goes first.
+    """
     try:
         index = read_index(place / INDEX).build
     except SublayerError:
-        index = None
-    if index == build and not begun:
-        (place / INDEX).unlink()  # its files are about to change
-    elif index is not None:
-        kept.add(index)
+        index = ""
+    if index == build and begin:
+        (place / INDEX).unlink()
+    kept = {index, build}
     for path in place.glob("*"):
         if BUILD.fullmatch(path.name) and path.name not in kept and path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
+    for name in (INDEX, JOURNAL):
+        for path in place.glob(f".{name}.*.partial"):
+            path.unlink(missing_ok=True)
+
+
+def _tidy(folder: Path, build: str) -> None:
+    """Leaves of both sides what is whole; the record has served."""
+    (folder / JOURNAL).unlink(missing_ok=True)
+    for place in (folder, *(folder / side for side in SIDES)):
+        _clean(place, build)
 
 
 def _found(folder: Path, build: str) -> tuple[Tokens, Tokens] | None:

@@ -28,6 +28,7 @@ from ..text.tokenizer import Tokenizer
 
 FORMAT = 1
 LARGEST_INDEX = 2**20  # bytes
+LONGEST_NAME = 2**12  # bytes that are shown
 INDEX, JOURNAL = "index.json", "partial.json"
 BUILD = re.compile("[0-9a-f]{16}")
 
@@ -89,10 +90,14 @@ class Tokens:
         """int64 [documents + 1]: where each document begins; the last one is the number of tokens."""
         self.offsets = self._column("bytes.bin", index.bytes)
         """int64 [documents + 1]: the bytes of text before each document."""
-        self._names = self._column("names.bin", size_of(self.files / "sources.txt"))
-        self._shards: dict[int, np.ndarray] = {}
-        for number in range(-(-index.tokens // index.shard_tokens)):
-            _expect(self._shard_path(number), self._shard_length(number) * self.dtype.itemsize)
+        names = max(size_of(self.files / "sources.txt"), 0)
+        self._names = self._column("names.bin", names)
+        # All at once: what is open stays readable when other documents take its place.
+        self._sources = _mapped(self.files / "sources.txt", np.dtype("u1"), names)
+        self._shards = [
+            _mapped(self.files / shard_name(start // index.shard_tokens), self.dtype, min(index.shard_tokens, rest))
+            for start, rest in ((at, index.tokens - at) for at in range(0, index.tokens, index.shard_tokens))
+        ]
 
     @classmethod
     def open(cls, folder: Path | str) -> Self:
@@ -128,16 +133,24 @@ class Tokens:
         parts = []
         while start < stop or not parts:
             number, at = divmod(min(start, len(self) - 1), self.index.shard_tokens)
-            part = self._shard(number)[at : at + stop - start]
+            part = self._shards[number][at : at + stop - start]
             parts.append(part)
             start += max(len(part), 1)
         ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        if len(ids) and int(ids.max()) >= self.index.vocab:
+        largest = int(ids.max()) if len(ids) else 0
+        if largest >= self.index.vocab:
             at = stop - len(ids) + int(ids.argmax())
             raise InputError(
-                f"{self.folder}: token {at:,} is {ids.max()}, outside the vocabulary of {self.index.vocab}"
+                f"{self.files}: token {at:,} is {largest}, and the vocabulary has {self.index.vocab:,} ids"
             )
         return ids
+
+    def bytes_before(self, position: int) -> int:
+        """The bytes of text before a token: exact where a document begins, by its tokens' mean length inside one."""
+        number = min(self.number(position), self.documents - 1)
+        start, stop = int(self.starts[number]), int(self.starts[number + 1])
+        first, last = int(self.offsets[number]), int(self.offsets[number + 1])
+        return first + (last - first) * (position - start) // (stop - start)
 
     def document(self, number: int) -> np.ndarray:
         """The ids of one document, with the one before it that ends a text."""
@@ -145,10 +158,10 @@ class Tokens:
         return self.read(int(self.starts[number]), int(self.starts[number + 1]))
 
     def begins(self, start: int, stop: int) -> np.ndarray:
-        """Where documents begin after start and before stop, counted from start."""
+        """Where documents begin after start and before stop, which is beyond it; counted from start."""
         first, last = np.searchsorted(self.starts, (start, stop - 1), "right")
         begins = self.starts[first:last] - start
-        if len(begins) and not 0 < int(begins.min()) <= int(begins.max()) < stop - start:
+        if not (np.diff(begins, prepend=0, append=stop - start) > 0).all():
             raise InputError(f"{self.files / 'starts.bin'}: damaged: documents are not one after the other")
         return begins
 
@@ -160,9 +173,7 @@ class Tokens:
         """Where a document came from."""
         number = range(self.documents)[number]
         start, stop = int(self._names[number]), int(self._names[number + 1])
-        with open(self.files / "sources.txt", "rb") as file:
-            file.seek(start)
-            return file.read(max(0, min(stop - start, 2**16))).decode("utf-8", "replace")
+        return self._sources[start:stop][:LONGEST_NAME].tobytes().decode("utf-8", "replace")
 
     def where(self, position: int) -> str:
         """A token's place in words: "docs/a.txt, token 17 of 512"."""
@@ -188,17 +199,6 @@ class Tokens:
         if (column[0], column[-1]) != (0, total):
             raise InputError(f"{path}: damaged: it runs from {column[0]} to {column[-1]}, not from 0 to {total}")
         return column
-
-    def _shard(self, number: int) -> np.ndarray:
-        if number not in self._shards:
-            self._shards[number] = _mapped(self._shard_path(number), self.dtype, self._shard_length(number))
-        return self._shards[number]
-
-    def _shard_path(self, number: int) -> Path:
-        return self.files / shard_name(number)
-
-    def _shard_length(self, number: int) -> int:
-        return min(self.index.shard_tokens, len(self) - number * self.index.shard_tokens)
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -249,12 +249,8 @@ def size_of(path: Path) -> int:
 
 
 def _mapped(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
-    _expect(path, count * dtype.itemsize)
-    return np.memmap(path, dtype, "r", shape=(count,)).view(np.ndarray)
-
-
-def _expect(path: Path, size: int) -> None:
-    found = size_of(path)
+    found, size = size_of(path), count * dtype.itemsize
     if found != size:
         what = "missing" if found < 0 else f"damaged: {found:,} bytes, and its index says {size:,}"
         raise InputError(f"{path}: {what}; write the documents again")
+    return np.memmap(path, dtype, "r", shape=(count,)).view(np.ndarray) if count else np.zeros(0, dtype)

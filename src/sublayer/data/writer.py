@@ -51,7 +51,7 @@ class Writer:
             self.sources = stack.enter_context(_appending(self.files / "sources.txt", side.names))
             if not number:
                 for column in columns:
-                    _put(column, np.zeros(1, "<i8"))
+                    put(column, np.zeros(1, "<i8"))
             if last:
                 self.shard = _appending(self._path(full), last * self.dtype.itemsize)
             self.stack = stack.pop_all()
@@ -66,17 +66,17 @@ class Writer:
         """ids: of len(counts) documents; sizes: of their texts in bytes."""
         names = [source.encode("utf-8", "replace") for source in sources]
         side = self.side
-        _put(self.starts, side.tokens + np.cumsum(counts, dtype="<i8"))
-        _put(self.offsets, side.bytes + np.cumsum(sizes, dtype="<i8"))
-        _put(self.names, side.names + np.cumsum([len(name) for name in names], dtype="<i8"))
-        _put(self.sources, np.frombuffer(b"".join(names), np.uint8))
+        put(self.starts, side.tokens + np.cumsum(counts, dtype="<i8"))
+        put(self.offsets, side.bytes + np.cumsum(sizes, dtype="<i8"))
+        put(self.names, side.names + np.cumsum([len(name) for name in names], dtype="<i8"))
+        put(self.sources, np.frombuffer(b"".join(names), np.uint8))
         ids = ids.astype(self.dtype)
         while len(ids):
             number, filled = divmod(side.tokens, self.shard_tokens)
             if self.shard is None:
                 self.shard = _appending(self._path(number), 0)
             part = ids[: self.shard_tokens - filled]
-            _put(self.shard, part)
+            put(self.shard, part)
             side.tokens += len(part)
             ids = ids[len(part) :]
             if side.tokens % self.shard_tokens == 0:
@@ -112,7 +112,7 @@ def _appending(path: Path, length: int) -> FileIO:
     return file
 
 
-def _put(file: FileIO, values: np.ndarray) -> None:
+def put(file: FileIO, values: np.ndarray) -> None:
     data = memoryview(values.tobytes())
     while len(data):
         data = data[file.write(data) :]  # a write may take less than all
