@@ -135,6 +135,13 @@ def test_time_between_the_parts_is_the_rest(time: Time) -> None:
     assert found.seconds["rest"] == 6 * 0.75
     assert found.seconds["attn"] == 3 * 4e3
 
+    def recomputed(model: ModelOp) -> None:
+        change(model)
+        recompute(model)
+
+    # Recomputation breaks off inside the last operation of a block, which is then left all the same.
+    assert measured(LLAMA, time, recomputed).seconds["rest"] == 6 * 0.75 + 3 * 0.25
+
 
 def test_the_step_of_median_time_is_shown(time: Time, monkeypatch: pytest.MonkeyPatch) -> None:
     model = LLAMA.build(0)

@@ -99,7 +99,7 @@ class Ngram:
 
 
 def _portions(texts: Iterable[str], order: int) -> Iterator[tuple[Codes, int]]:
-    """The n-grams that end at each symbol of the documents, and how many of those symbols are END, bit by bit.
+    """The n-grams that end at each symbol of the documents, part by part, and how many of those symbols are END.
 
     Documents without text are passed over.
     """
@@ -123,7 +123,7 @@ def _grams(documents: list[NDArray[np.uint16]], order: int) -> Iterator[tuple[Co
     between = np.full(max(order - 1, 1), END, np.uint16)
     stream = np.concatenate([before, *(part for document in documents for part in (document, between))])
     # Of a run of END only the first is a symbol of the text.
-    real = np.diff(stream == END, prepend=order > 1).astype(bool) | (stream != END)
+    real = np.diff(stream == END, prepend=False) | (stream != END)
     for start in range(0, len(stream) - order + 1, PORTION):
         stop = min(start + PORTION, len(stream) - order + 1)
         codes = np.zeros(stop - start, np.int64)

@@ -169,13 +169,17 @@ class _Clock:
 def _watching(model: ModelOp, clock: _Clock) -> Iterator[None]:
     """Within it, the clock knows which part of the model runs, forward or backward."""
     handles: list[Any] = []
-    for trunk in model.modules():
-        if isinstance(trunk, TrunkOp):
-            handles += _forward_hooks(trunk, REST, clock)
+    for module in model.modules():
+        if isinstance(module, TrunkOp):
+            handles += _forward_hooks(module, REST, clock)
             # Before the gradient reaches the trunk there was only the head; embed, the first part, is the last to run.
-            handles.append(trunk.register_forward_hook(_turning(REST, clock)))
-            handles += _forward_hooks(trunk.embed, "embed", clock)
-            handles.append(trunk.embed.register_forward_hook(_turning("embed", clock)))
+            handles.append(module.register_forward_hook(_turning(REST, clock)))
+            handles += _forward_hooks(module.embed, "embed", clock)
+            handles.append(module.embed.register_forward_hook(_turning("embed", clock)))
+        if isinstance(module, SublayerOp):
+            handles += _forward_hooks(
+                module, REST, clock
+            )  # recomputed, it runs within the backward pass of another part
     for module, part in _parts(model):
         handles += _forward_hooks(module, part, clock)
         handles.append(module.register_full_backward_pre_hook(_entering(part, clock)))
