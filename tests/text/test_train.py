@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import regex
 import tiktoken
 import tokenizers
 from hypothesis import example, given, settings
@@ -143,19 +144,23 @@ def test_counts_beyond_32_bits_do_not_wrap_around() -> None:
     assert found == ["Ġb", "Ġa", "xy", "cd"]
 
 
+def counted(texts: Iterable[str], pattern: str = "gpt2") -> Counter[str]:
+    return training.count_pieces(texts, regex.compile(PATTERNS[pattern]).findall, lambda *_: None)
+
+
 def test_windows_change_no_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "".join(TEXTS) + " \r\n \n  I'm  YOU'RE x'LL 123456 a\u0301b /\r\n//\n/x"
     for pattern in PATTERNS:
         monkeypatch.setattr(training, "WINDOW", 2**22)
-        whole = training._count([text], pattern, lambda *_: None)
+        whole = counted([text], pattern)
         for window in (200, 1331):
             monkeypatch.setattr(training, "WINDOW", window)
-            assert training._count([text], pattern, lambda *_: None) == whole
+            assert counted([text], pattern) == whole
 
 
 def test_a_text_without_a_gap_is_counted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "WINDOW", 100)
-    assert training._count(["a" * 250], "gpt2", lambda *_: None) == {"a" * 100: 2, "a" * 50: 1}
+    assert counted(["a" * 250]) == {"a" * 100: 2, "a" * 50: 1}
     assert train_bpe(["ab" * 10_000], 260, end=None).token_bytes(259) == b"ab" * 8
 
 
@@ -176,7 +181,7 @@ def test_memory_is_bounded_by_forgetting_the_rarest_pieces(monkeypatch: pytest.M
 
     real = training._bounded
     monkeypatch.setattr(training, "_bounded", bounded)
-    pieces = training._count(texts(), "gpt2", lambda *_: None)
+    pieces = counted(texts())
     assert largest < 4000 + 100  # one text more than the bound
     assert pieces[" the"] == pieces[" cat"] == 12_000
     assert 0 < len(pieces) - 2 < 4000 / 3

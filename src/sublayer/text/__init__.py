@@ -2,6 +2,7 @@
 
 from .byte_pairs import BytePairs
 from .bytes import Bytes
+from .counted import Characters, Words
 from .load import load_tokenizer
 from .pretrained import Pretrained
 from .tokenizer import Ids, Policy, StreamDecoder, Tokenizer
@@ -10,11 +11,13 @@ from .train import train_bpe
 __all__ = [
     "BytePairs",
     "Bytes",
+    "Characters",
     "Ids",
     "Policy",
     "Pretrained",
     "StreamDecoder",
     "Tokenizer",
+    "Words",
     "load_tokenizer",
     "train_bpe",
 ]

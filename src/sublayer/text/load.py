@@ -9,6 +9,7 @@ import tokenizers
 from ..errors import InputError, UsageError, nearest
 from .byte_pairs import BytePairs
 from .bytes import Bytes
+from .counted import Characters, Words
 from .ending import read_bytes, read_config, read_eos, read_json
 from .ggml import load_gguf
 from .pretrained import Pretrained
@@ -78,8 +79,9 @@ def _file(folder: Path) -> Path:
 
 def _load_json(path: Path) -> Tokenizer:
     data = read_json(path)
-    if data.get("type") == "Bytes":
-        return Bytes.from_json(data)
+    for own in (Bytes, Characters, Words):
+        if data.get("type") == own.__name__:
+            return own.from_json(data)
     try:
         model = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more specific

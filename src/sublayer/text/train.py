@@ -68,8 +68,11 @@ def train_bpe(
         raise UsageError(
             f"vocab={vocab}: the smallest is {smallest}, {'the bytes and the end' if end else 'the bytes'}"
         )
+    import regex  # which knows the classes \p{…}, as re does not
+
     show = progress or (lambda stage, done, total: None)
-    merges = _learn(_count(texts, pattern, show), vocab - smallest, show)
+    find = regex.compile(PATTERNS[pattern]).findall
+    merges = _learn(count_pieces(texts, find, show), vocab - smallest, show)
     if len(merges) < vocab - smallest:
         most = smallest + len(merges)
         raise InputError(
@@ -79,10 +82,11 @@ def train_bpe(
     return _tokenizer(merges, pattern, end)
 
 
-def _count(texts: Iterable[str], pattern: str, show: Progress) -> Counter[str]:
-    import regex  # which knows the classes \p{…}, as re does not
+def count_pieces(texts: Iterable[str], find: Callable[..., list[str]], show: Progress) -> Counter[str]:
+    """How often each piece occurs, of those that find(text, start, stop) cuts text into; in bounded memory (KNOWN).
 
-    find = regex.compile(PATTERNS[pattern]).findall
+    Raises InputError where texts hold nothing.
+    """
     pieces = Counter[str]()
     read, check = 0, KNOWN
     for text in texts:
