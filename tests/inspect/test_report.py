@@ -141,9 +141,9 @@ def test_texts_are_shown_and_never_run() -> None:
 
 
 def test_texts_that_no_font_or_formula_can_draw_are_drawn_all_the_same(tmp_path: Path, recwarn) -> None:
-    strange = ["$x^{", "\ud83d", "\x1b[31m", "日本", "🎉"]
-    report = replace(FULL, attention=Attention(strange, {"decoder.blocks.0.attn": WEIGHTS}), title="\udc80")
-    report = replace(report, bits={"$\\bad": 1.0})
+    strange = ["$x^{$", "\ud83d", "\x1b[31m", "日本", "🎉"]
+    report = replace(FULL, attention=Attention(strange, {"decoder.blocks.0.$\\bad$": WEIGHTS}), title="\udc80")
+    report = replace(report, bits={"$\\bad$": 1.0})
     paths = write_report(tmp_path / "report.html", report)
     assert [path.read_bytes()[1:4] for path in paths[1:]] == [b"PNG"] * 3
     assert [str(warning.message) for warning in recwarn.list] == []
