@@ -38,7 +38,7 @@ from ..decoding import generate
 from ..errors import SublayerError, UsageError, WeightsError
 from ..files import replacing
 from ..nn.sublayer import Model, ModelOp
-from ..text import Bytes, Tokenizer, load_tokenizer
+from ..text import Bytes, Characters, Tokenizer, Words, load_tokenizer
 from ..text.train import train_bpe
 from ..weights import load, save
 from ..weights.load import load_into, read_json
