@@ -50,12 +50,6 @@ def many(count: int, size: int = 40) -> list[Document]:
     return [Document(f"document {number}\n" * (size // 12), f"{number}") for number in range(count)]
 
 
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most of the time of these tests, and nothing that they could see."""
-    monkeypatch.setattr(os, "fsync", lambda file: None)
-
-
 # On disk
 
 

@@ -90,6 +90,8 @@ class Batches:
 
     def take(self, row: int, count: int) -> Rows:
         """`count` rows from number `row` on, as if batches were one long list of rows."""
+        if row < 0:
+            raise UsageError(f"row {row}: steps and rows are counted from 0")
         places = [self._place(number) for number in range(row, row + count)]
         return _rows(places, self.length)
 
