@@ -149,6 +149,7 @@ def test_what_the_template_refuses_is_told_in_its_words() -> None:
         ("{{ cycler.__init__.__globals__ }}", "unsafe"),
         ("{% include 'x' %}", "no loader"),
         ("{{ 'a' * 10 ** 10 }}", "memory"),
+        ("{% set x = messages[0].role * 200000000 %}done", "memory"),
         ("{{ '%2000000000d' % 1 }}", "memory"),
         ("{% for i in range(9999) %}{{ 'a' * 10000 }}{% endfor %}", "writes more than"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "memory"),
