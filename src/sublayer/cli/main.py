@@ -17,7 +17,7 @@ from ..errors import SublayerError
 
 
 class Entry(NamedTuple):
-    module: str  # holds a function `command`, whose annotations typer turns into arguments and options
+    module: str  # holds a function `command`, whose annotations typer turns into arguments and options; or more, `app`
     help: str  # its line in `sublayer --help`; its own `--help` shows the function's docstring
 
 
@@ -26,6 +26,7 @@ COMMANDS = {
     "recipes": Entry("sublayer.cli.recipes", "List the families of models and their sizes."),
     "show": Entry("sublayer.cli.show", "Print an architecture: its parts, parameters, and bytes of state."),
     "train": Entry("sublayer.cli.train", "Train a model: text in, a folder with a model out."),
+    "tokenizer": Entry("sublayer.cli.tokenizer", "Train a tokenizer, use it, compare it with others."),
     "generate": Entry("sublayer.cli.generate", "Continue a text with a model."),
     "chat": Entry("sublayer.cli.chat", "Talk with a model, or write a text together with one."),
 }
@@ -89,8 +90,11 @@ def options(
 
 
 def _load(name: str) -> Any:
+    module = import_module(COMMANDS[name].module)
+    if (several := getattr(module, "app", None)) is not None:
+        return typer.main.get_command(several)
     single = typer.Typer(add_completion=False, context_settings=HELP)
-    single.command(name)(import_module(COMMANDS[name].module).command)
+    single.command(name)(module.command)
     return typer.main.get_command(single)
 
 
