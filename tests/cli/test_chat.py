@@ -202,6 +202,7 @@ def test_a_message_that_does_not_fit_was_never_said(turns: Path, run: Run, promp
     assert "the last message takes 109 tokens, and there is room for 75" in err
     assert len(prompts) == 1
     assert "xxx" not in named(prompts[0][0], load_tokenizer(turns))
+    assert "left out" not in err
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(
