@@ -2,6 +2,7 @@
 
 import math
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ def test_the_axis_is_tokens_and_evaluations_stand_where_they_were_made(axes: Any
     drawn = axes(records)
     assert lines(drawn)["held out"].get_xydata().tolist() == [[0, 6], [400, 4.5], [600, 3.5]]
     assert drawn.lines[0].get_xydata().tolist() == [[100, 5], [400, 4], [600, 3], [700, 2]]
+    assert [line.get_alpha() for line in drawn.lines] == [0.25, None, None]
     assert drawn.get_xlim()[0] == 0
     assert drawn.get_xlim()[1] == pytest.approx(700, rel=0.05)
     assert (drawn.get_xlabel(), drawn.get_ylabel()) == ("tokens trained on", "loss, nats per token")
@@ -83,17 +85,18 @@ def test_one_step_is_a_point(axes: Any) -> None:
 
 
 def test_a_long_run_is_thinned_and_keeps_its_last_step(axes: Any) -> None:
-    drawn = axes([step(i + 1, 3.0 + i) for i in range(9001)])
+    drawn = axes([step(i + 1, 3.0 + i) for i in range(9002)])
     x, y = drawn.lines[0].get_data()
     assert len(x) == 3001
-    assert (x[-1], y[-1]) == (900_100, 9003)
-    assert (x[0], y[0]) == (100, 3)
+    assert (x[-1], y[-1]) == (900_200, 9004)
+    assert (x[0], y[0]) == (200, 4)
 
 
 def test_baselines_are_named_lines_within_the_picture(axes: Any) -> None:
     drawn = axes([step(1, 3.0), step(2, 2.0)], baselines={"5-gram": 1.5, "xz $x$ [b]": 4.0})
     assert [line.get_ydata()[0] for line in drawn.lines[2:]] == [1.5, 4.0]
     assert [text.get_text() for text in drawn.texts] == ["5-gram 1.500", "xz $x$ [b] 4.000"]
+    assert not any(text.get_parse_math() for text in drawn.texts)
     low, high = drawn.get_ylim()
     assert low < 1.5 < 4.0 < high
 
@@ -111,7 +114,9 @@ def test_the_first_fall_does_not_set_the_scale(axes: Any) -> None:
     "records", [[], [Sample(0, "x")], [step(1, math.nan)], [step(1, 2.0)], [step(1, 2.0, 0)], [Evaluated(0, 5.0, 1, 1)]]
 )
 def test_little_or_nothing_is_drawn_all_the_same(axes: Any, records: list[Record]) -> None:
-    low, high = axes(records).get_ylim()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        low, high = axes(records).get_ylim()
     assert low < high
 
 

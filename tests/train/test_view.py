@@ -126,6 +126,15 @@ def test_a_curve_keeps_the_means_of_a_series_of_any_length(count: int) -> None:
         assert bins[0] <= max(0.1 * count, 1)
 
 
+def test_a_curve_weighs_every_value_alike() -> None:
+    curve = Curve(64)
+    for i in range(1000):
+        curve.add(float(i % 2))
+    assert curve.bins(10) == [0.5] * 10
+    curve.add(1e6)  # the last ones count before their run is full
+    assert curve.bins(10)[-1] > 1e4
+
+
 def test_a_picture_of_a_curve() -> None:
     rows = picture([8.0, 4.0, 2.0, 1.0], 2, "blocks")
     assert rows == [("   8.000 ┤", "█   "), ("   1.000 ┤", "█▇▃▁")]
@@ -217,9 +226,9 @@ def test_a_frame_shows_everything(time: Time) -> None:
 
 def test_a_long_label_leaves_room_for_how_far_it_is() -> None:
     frame = Frame(terminal(60))
-    frame.progress("a\nlong " * 30, 3, 10)
+    frame.progress("a\nlong\x07 " * 30, 3, 10)
     (row,) = shown(frame)
-    assert row.startswith("a long a long")
+    assert row.startswith(r"a long\x07 a long")
     assert row.endswith("30%  0:00 left")
 
 
@@ -240,14 +249,25 @@ def test_a_low_terminal_has_numbers_first_and_then_the_curve_and_then_the_sample
         frame.show(Sample(1, "a sample\n" * 20))
         text = "\n".join(shown(frame))
         found[height] = ("gradient norm" in text, "loss since" in text, text.count("a sample"))
+        assert ("written after" in text) == ("a sample" in text)
+        # A row is kept for the cursor, and one for work that goes on beside.
+        assert len(text.split("\n")) + 2 <= max(height, 9)
     assert found[1] == (True, False, 0)
     assert found[16] == (True, True, 0)
     assert found[24] == (True, True, 6)
     assert sorted(found.values()) == list(found.values())
 
 
-def test_a_terminal_without_unicode_gets_ascii() -> None:
-    frame = Frame(terminal(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii")))
+def test_a_long_line_of_a_sample_is_folded() -> None:
+    frame = Frame(terminal(50, 40))
+    frame.show(step(1))
+    frame.show(Sample(1, "x" * 120))
+    assert shown(frame)[-3:] == ["x" * 50, "x" * 50, "x" * 20]
+
+
+@pytest.mark.parametrize("width", [80, 24])
+def test_a_terminal_without_unicode_gets_ascii(width: int) -> None:
+    frame = Frame(terminal(width, file=io.TextIOWrapper(io.BytesIO(), encoding="ascii")))
     frame.begin(10)
     frame.show(step(1))
     frame.show(step(2, loss=1.0))

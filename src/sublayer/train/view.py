@@ -330,9 +330,7 @@ def picture(values: Sequence[float], rows: int, style: str = "blocks") -> list[t
     low, high = min(scaled), max(scaled)
     parts = len(levels) - 1
     # The lowest value still fills one part of the last row.
-    heights = [
-        1 + round(min((value - low) / (high - low), 1.0) * (rows * parts - 1)) if high > low else 1 for value in values
-    ]
+    heights = [1 + round((value - low) / (high - low) * (rows * parts - 1)) if high > low else 1 for value in values]
     made: list[tuple[str, str]] = []
     for row in range(rows - 1, -1, -1):
         label = f"{high:8.3f}" if row == rows - 1 else f"{low:8.3f}" if row == 0 else " " * 8
