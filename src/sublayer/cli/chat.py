@@ -218,10 +218,9 @@ class Chat:
             self._said.heard(row.text or "", ended=row.finish == "stop")
             typer.echo()
         rate = len(row.ids) / max(time.perf_counter() - begin, 1e-9)
-        self.tell(
-            f"({'stopped after ' if stopped else ''}{len(row.ids)} tokens, {rate:.1f} a second; context {len(ids) + len(row.ids):,} of {self._limit:,}"
-            f"{'' if self._turns else MORE.get(row.finish or '', '')})"
-        )
+        spoken = f"{'stopped after ' if stopped else ''}{len(row.ids)} tokens, {rate:.1f} a second"
+        used = f"context {len(ids) + len(row.ids):,} of {self._limit:,}"
+        self.tell(f"({spoken}; {used}{'' if self._turns else MORE.get(row.finish or '', '')})")
 
     @property
     def _turns(self) -> bool:
