@@ -158,6 +158,14 @@ def test_the_standard_library() -> None:
     assert measure("stdlib:").files >= len(found)
 
 
+def test_files_of_the_library_that_test_other_encodings_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path, {"a.py": b"a", "b.py": b"b = '\xff'", "c.txt": b"c", "test/d.py": b"d", "e/f.py": b"f"})
+    monkeypatch.setattr(readers.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert list(documents("stdlib:")) == [Document("a", "stdlib:a.py"), Document("f", "stdlib:e/f.py")]
+
+
 def test_an_installation_without_sources_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers.sysconfig, "get_path", lambda name: str(tmp_path / "missing"))
     with pytest.raises(InputError, match="stdlib:: no text there; this Python was installed without its sources"):
