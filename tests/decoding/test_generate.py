@@ -10,7 +10,7 @@ import torch
 from sublayer.decoding import Generated, Sampling, generate, sample, stream
 from sublayer.errors import SublayerError
 from sublayer.state import State
-from sublayer.text import Bytes
+from sublayer.text import Bytes, Policy
 from tests.decoding.models import CONTEXT, ENCODER_DECODERS, SPECS, log_probability, next_logits, tiny
 
 PROMPTS = [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30, 30], [3, 1, 4, 1, 5, 9, 2, 6]]
@@ -233,8 +233,8 @@ def test_a_prompt_is_framed_but_not_ended_and_a_source_is_both() -> None:
         def eos(self) -> tuple[int, ...]:
             return (58,)
 
-        def encode(self, text: str, *, framed: bool = False) -> list[int]:
-            ids = super().encode(text)
+        def encode(self, text: str, *, framed: bool = False, specials: Policy = "text") -> list[int]:
+            ids = super().encode(text, specials=specials)
             return [57, *ids, 58] if framed else ids
 
     model = tiny(SPECS["gpt2"])

@@ -1,4 +1,4 @@
-"""Tokenizers trained or written here, one of each kind that checkpoints bring."""
+"""Tokenizers of the tokenizers library: what is theirs alone. What holds for every tokenizer: test_tokenizer.py."""
 
 import json
 from pathlib import Path
@@ -7,69 +7,10 @@ import pytest
 import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from sublayer.errors import InputError
 from sublayer.text import Pretrained, Tokenizer, load_tokenizer
-
-CORPUS = ["the cat sat on the mat, didn't it? <|im_start|> x != y !", "   indented\n\n    naïve 日本語 €€€ 👩‍👧"]
-
-
-def byte_level() -> tokenizers.Tokenizer:
-    """As GPT-2, with Llama 3's frame."""
-    model = tokenizers.Tokenizer(models.BPE())
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=350,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=["<|bos|>", "<|im_start|>", "<|im_end|>"],
-        show_progress=False,
-    )
-    model.train_from_iterator(CORPUS, trainer)
-    frame = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", 0)])
-    model.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), frame])
-    return model
-
-
-def byte_fallback() -> tokenizers.Tokenizer:
-    """As Llama 2: spaces are ▁, one is put before the text, and unknown characters become bytes."""
-    byte_pieces = [f"<0x{byte:02X}>" for byte in range(256)]
-    pieces = ["<unk>", "<s>", "</s>", *byte_pieces, "▁", "c", "a", "t", "ca", "cat", "▁cat"]
-    merges = [("c", "a"), ("ca", "t"), ("▁", "cat")]
-    vocab = {piece: id for id, piece in enumerate(pieces)}
-    model = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True))
-    model.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    model.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    model.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return model
-
-
-def word_piece() -> tokenizers.Tokenizer:
-    """As BERT."""
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[", "]", "cat", "##s", "sep", ",", "."]
-    model = tokenizers.Tokenizer(models.WordPiece({piece: id for id, piece in enumerate(pieces)}, unk_token="[UNK]"))
-    model.normalizer = normalizers.BertNormalizer()
-    model.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    model.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    model.decoder = decoders.WordPiece()
-    model.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
-    return model
-
-
-def unigram() -> tokenizers.Tokenizer:
-    """As T5: the special tokens are pieces of the model itself."""
-    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), *((letter, -5.0) for letter in "acst</>")]
-    model = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=2, byte_fallback=False))
-    model.pre_tokenizer = pre_tokenizers.Metaspace()
-    model.decoder = decoders.Metaspace()
-    model.add_special_tokens(["<pad>", "</s>", "<unk>"])
-    return model
-
-
-KINDS = (byte_level, byte_fallback, word_piece, unigram)
+from tests.text.kinds import LIBRARY, byte_fallback, byte_level, unigram, word_piece
 
 
 def load(model: tokenizers.Tokenizer, folder: Path, **configs: dict) -> Tokenizer:
@@ -98,7 +39,7 @@ def test_decode_gives_back_what_was_encoded(kind, text: str) -> None:
     assert streamed(tokenizer, tokenizer.encode(text)) == text
 
 
-@pytest.mark.parametrize("kind", [byte_level, word_piece, unigram])
+@pytest.mark.parametrize("kind", LIBRARY)
 @given(data=st.data())
 def test_a_stream_gives_what_decode_gives_for_any_ids(kind, data: st.DataObject) -> None:
     tokenizer = Pretrained(kind())
@@ -159,14 +100,14 @@ def test_a_long_text_without_a_gap_is_encoded() -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LIBRARY)
 def test_size_is_one_past_the_largest_id(kind) -> None:
     model = kind()
     model.add_tokens(["<extra>"])
     assert Pretrained(model).size == model.token_to_id("<extra>") + 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LIBRARY)
 def test_mistakes_are_refused(kind) -> None:
     tokenizer = Pretrained(kind())
     with pytest.raises(InputError, match=r"character 1 .* U\+D800, a lone"):

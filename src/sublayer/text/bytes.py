@@ -83,7 +83,9 @@ class Bytes:
 
     def save(self, folder: Path | str) -> None:
         """Writes tokenizer.json into folder."""
-        with replacing(Path(folder) / "tokenizer.json") as path:
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / "tokenizer.json") as path:
             path.write_text(json.dumps(self.to_json(), ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 

@@ -62,24 +62,35 @@ def _digits_first() -> str:
 
 
 def _deepseek() -> str:
-    """Its three patterns as one: the later ones may not touch what the earlier ones took, and end before it.
+    """Its three patterns as one. Each cuts what those before it cut: numbers, runs of ideographs and kana, the rest.
 
-    Control and format characters match nothing: a run of them, up to one that a letter follows, is a piece.
+    The third finds nothing in numbers, and words and marks in the other two, apart. It matches no control or format
+    character, nor a code without a character: a run of them, up to one that a letter follows, is a piece.
     """
     numbers, ideographs, words = DEEPSEEK_V3
-    taken = ideographs.strip("[]+")
-    letter = rf"[[\p{{L}}\p{{M}}]--[{taken}]]"
-    mark = rf"[[\p{{P}}\p{{S}}]--[{taken}]]"
+    east = ideographs.strip("[]+")
+
+    def inside(kinds: str) -> str:
+        return rf"[[{east}]&&[{kinds}]]"
+
+    def outside(kinds: str) -> str:
+        return rf"[[{kinds}]--[{east}]]"
+
+    letters, marks = r"\p{L}\p{M}", r"\p{P}\p{S}"
     head = "|".join([
         numbers,
-        ideographs,
+        rf"{inside('^' + letters[:5] + marks)}?{inside(letters)}+",
+        rf"{inside(marks)}+",
         words.partition("|[^")[0],
-        rf"[^\r\n\p{{L}}\p{{P}}\p{{S}}\p{{N}}{taken}]?{letter}+",
-        rf" ?{mark}+[\r\n]*",
+        rf"[^\r\n\p{{L}}\p{{P}}\p{{S}}\p{{N}}{east}]?{outside(letters)}+",
+        rf" ?{outside(marks)}+[\r\n]*",
         r"\s*[\r\n]+",
     ])  # fmt: skip
-    nothing = rf"(?:[^\s\p{{L}}\p{{M}}\p{{P}}\p{{S}}\p{{N}}{taken}](?!{letter}))+"
-    return _grouped(head, rf"\s+(?![^\s\p{{N}}{taken}])|\s+|{nothing}")
+    nothing = "|".join([
+        rf"(?:{inside('^' + letters + marks)}(?!{inside(letters)}))+",
+        rf"(?:[^\s\p{{L}}\p{{M}}\p{{P}}\p{{S}}\p{{N}}{east}](?!{outside(letters)}))+",
+    ])  # fmt: skip
+    return _grouped(head, rf"\s+(?![^\s\p{{N}}{east}])|\s+|{nothing}")
 
 
 _PATTERNS: dict[tuple[str, ...], str] = {

@@ -12,8 +12,8 @@ LARGEST = 1 << 30
 """Bytes of the largest file of a tokenizer that is read; the largest published is some 40 MB."""
 
 
-def read_eos(folder: Path, id_of: Callable[[str], int | None]) -> tuple[int, ...]:
-    """From generation_config.json, else config.json, else tokenizer_config.json; () where none says.
+def read_eos(folder: Path, id_of: Callable[[str], int | None]) -> tuple[int, ...] | None:
+    """From generation_config.json, else config.json, else tokenizer_config.json; None where none says.
 
     id_of: the id of a token's name. Raises InputError for a value that is no id, and for a name that is no token.
     """
@@ -24,10 +24,10 @@ def read_eos(folder: Path, id_of: Callable[[str], int | None]) -> tuple[int, ...
             if not all(type(token) is int and token >= 0 for token in ids):
                 raise InputError(f"{folder / name}: eos_token_id is a token id or a list of them, got {found!r}")
             return ids
-    path = folder / "tokenizer_config.json"
-    token = read_config(folder).get("eos_token")
+    path, config = folder / "tokenizer_config.json", read_config(folder)
+    token = config.get("eos_token")
     if token is None:
-        return ()
+        return () if "eos_token" in config else None
     content = token.get("content") if isinstance(token, dict) else token
     if not isinstance(content, str):
         raise InputError(f"{path}: eos_token is the text of a token, got {content!r}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import tokenizers
 
-from ..errors import InputError, UsageError, nearest
+from ..errors import InputError, UsageError
 from .byte_pairs import BytePairs
 from .bytes import Bytes
 from .counted import Characters, Words
@@ -61,7 +61,8 @@ def load_tokenizer(
         ".gguf": load_gguf,
     }
     if file.suffix not in loaders:
-        raise InputError(f"{file}: not a tokenizer's file by its name{nearest(file.suffix, [*loaders, '.tiktoken'])}")
+        known = ", ".join([*loaders, ".tiktoken"])
+        raise InputError(f"{file}: not a tokenizer's file by its name (known: {known}; and vocab.bpe)")
     return loaders[file.suffix](file)
 
 
@@ -87,7 +88,7 @@ def _load_json(path: Path) -> Tokenizer:
     except Exception as error:  # the library raises nothing more specific
         raise InputError(f"{path}: not a tokenizer that the tokenizers library reads: {error}") from None
     kind = BytePairs if _is_byte_level(data) else Pretrained
-    eos = read_eos(path.parent, model.token_to_id)
+    eos = read_eos(path.parent, model.token_to_id) or ()
     return kind(model, eos=eos, unknown=_unknown(data["model"], model), config=read_config(path.parent))
 
 
@@ -100,7 +101,7 @@ def _load_sentence_piece(path: Path) -> SentencePiece:
         model = SentencePiece(read_bytes(path), config=config)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    eos = read_eos(path.parent, model.id_of) or model.eos
+    eos = read_eos(path.parent, model.id_of)
     begins, ends = config.get("add_bos_token", name in BEGINS), config.get("add_eos_token", name in ENDS)
     frame: Frame = (model.bos if begins else (), model.eos[:1] if ends else ())
     return SentencePiece(read_bytes(path), eos=eos, frame=frame, config=config)

@@ -44,7 +44,9 @@ def load_byte_pairs(vocab_path: Path, merges_path: Path) -> BytePairs:
     made = {left + right for left, right in merges}
     specials = {token: id for token, id in vocab.items() if token not in made and token not in BYTE_OF}
     model = byte_level(vocab, merges, [pattern], specials=specials, nfc=nfc)
-    eos = read_eos(vocab_path.parent, vocab.get) or ((vocab[END],) if END in specials else ())
+    eos = read_eos(vocab_path.parent, vocab.get)
+    if eos is None:
+        eos = (vocab[END],) if END in specials else ()
     return BytePairs(model, eos=eos, config=config)
 
 
@@ -107,7 +109,7 @@ def load_words(path: Path) -> Pretrained:
             },
         }
     )
-    return Pretrained(model, eos=read_eos(path.parent, vocab.get), unknown=vocab["[UNK]"], config=config)
+    return Pretrained(model, eos=read_eos(path.parent, vocab.get) or (), unknown=vocab["[UNK]"], config=config)
 
 
 def _text(path: Path) -> str:
