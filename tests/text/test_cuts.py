@@ -93,7 +93,7 @@ SPLIT = {"type": "Split", "pattern": {"Regex": QWEN2}, "behavior": "Isolated", "
         steps({**SPLIT, "behavior": "Removed"}, BYTES),
         steps({**SPLIT, "pattern": {"String": QWEN2}}, BYTES),
         steps({**SPLIT, "pattern": {"Regex": QWEN2 + "?"}}, BYTES),
-        steps({"type": "Digits", "individual_digits": False}, SPLIT, BYTES),
+        steps({"type": "Digits", "individual_digits": False}, {**BYTES, "use_regex": True}),
         steps(*({**SPLIT, "pattern": {"Regex": one}} for one in DEEPSEEK_CODER), BYTES),
         steps(*({**SPLIT, "pattern": {"Regex": one}} for one in DEEPSEEK_V3[1:]), BYTES),
     ],

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import chain, islice
 from typing import Any
 
@@ -171,13 +172,18 @@ def _ids(bpe: Mapping[str, Any], added: set[str], model: tokenizers.Tokenizer) -
     split = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in bpe["merges"]]
     merges = [(left, right) for left, right in split]
     vocab = {token: id for token, id in bpe["vocab"].items() if to_bytes(token) is not None}
-    merging = model.model
-    if bpe.get("ignore_merges"):
-        merging = tokenizers.models.BPE(vocab=bpe["vocab"], merges=merges)
+    ignores_merges = bool(bpe.get("ignore_merges"))
+    if ignores_merges:
         # A name that is cut into several pieces is never a whole piece. (The branches that look ahead match no name.)
         whole = {name for name in added & vocab.keys() if len(model.pre_tokenizer.pre_tokenize_str(name)) == 1}
         vocab = {token: id for token, id in vocab.items() if token not in added or token in whole}
-    order = ranked(vocab, merges, bool(bpe.get("ignore_merges")), merging.tokenize)
+
+    @cache
+    def merging() -> Any:
+        """What merges, and does nothing else."""
+        return tokenizers.models.BPE(vocab=bpe["vocab"], merges=merges) if ignores_merges else model.model
+
+    order = ranked(vocab, merges, ignores_merges, lambda token: merging().tokenize(token))
     if order is None or not added.isdisjoint(order) or not added.isdisjoint(BYTE_OF):
         return None  # an added token that merges make too: text would forge it, and the library refuses that
     single_bytes = {bytes((byte,)): vocab.get(character, ABSENT + byte) for character, byte in BYTE_OF.items()}

@@ -4,20 +4,18 @@ tokenizers merges *listed* pairs: among the adjacent pairs that its file lists, 
 merges *any* adjacent pair that joins to a token: the one whose token has the lowest rank, leftmost. The file's order
 gives the ranks. Are the results the same?
 
-Call tiktoken's process T, the library's H, the tokens t in order of rank, and T restricted to tokens of rank ≤ k, T_k.
+Call tiktoken's process T, the library's H.
 
-1. Each token has one pair in T. A boundary between two parts that is there now was there all the time, for merging only
-   removes boundaries. So when the bytes of t stand between two boundaries, what was done inside was done as if t were
-   the whole text (lowest rank first, leftmost: the order inside does not depend on what happens outside). Each step
-   leaves one part less, so T on t alone passes at most one state of two parts, p(t). Whenever two adjacent parts join
-   to t, anywhere in any text, they are p(t).
+1. Each token t has one pair in T. A boundary between two parts that is there now was there all the time, for merging
+   only removes boundaries. So when the bytes of t stand between two boundaries, what was done inside was done as if t
+   were the whole text (lowest rank first, leftmost: the order inside does not depend on what happens outside). Each
+   step leaves one part less, so T on t alone passes at most one state of two parts, p(t). Whenever two adjacent parts
+   join to t, anywhere in any text, they are p(t).
 2. So H = T, step by step, if p(t) is listed for every t that has one, and if the order of pairs is that of their tokens
    (several pairs of one token stand together: two of them never compete, by 1).
 3. Where every way to split t into two tokens is listed, so is p(t).
-4. Else, where the parts of every listed pair come before the token that they make: p(t) is listed if H(t) = t.
-   By induction, H_k = T_k. Let t come next. Both run on t alike until T_k stops. If a listed pair of t is all that is
-   left, it is p(t). If not, H goes on with a pair whose token u comes after t; but u, and what is made of u, can be no
-   part of a pair that makes t, since parts come first: H would not end in t.
+4. Else p(t) is listed if H(t) = t, by induction on length: until two parts of t are left, what joins are shorter
+   tokens, whose pairs are listed, so T and H take the same steps. H's last step is a listed pair: T's two parts.
 5. A whole piece that is a token: tiktoken takes the token at once. H does too if it ignores merges; else if H(t) = t.
    Tokens that H never makes are left out of tiktoken's ranks, which changes no merge: with no p(t) it never makes them.
 """
@@ -40,22 +38,19 @@ def ranked(
     listed = _blocks(merges)
     if listed is None or not listed.keys() <= vocab.keys():
         return None
-    rank = {token: i for i, token in enumerate(listed)}
-    parts_first = all(
-        rank.get(left, -1) < rank[token] > rank.get(right, -1)
-        for token, pairs in listed.items()
-        for left, right in pairs
-    )
-    known = rank.keys() | {token for token in vocab if len(token) == 1}
-    made: set[str] = set()
-    if parts_first or not ignores_merges:
-        made = {token for token in listed if len(merged(token)) == 1}
+    known = listed.keys() | {token for token in vocab if len(token) == 1}
+    unmade = set()
     for token, pairs in listed.items():
-        proved = parts_first and token in made
-        if not proved and any(split not in pairs for split in _splits(token, known)):
+        # The cheaper question first. Where pieces are not looked up, H(t) = t is asked of every token.
+        if ignores_merges and pairs.issuperset(_splits(token, known)):
+            continue
+        if len(merged(token)) == 1:
+            continue
+        if not pairs.issuperset(_splits(token, known)):
             return None
+        unmade.add(token)
     if not ignores_merges:
-        return [token for token in listed if token in made]
+        return [token for token in listed if token not in unmade]
     # Tokens that only whole pieces can be: they must not be what two parts join to.
     whole = sorted((token for token in vocab if token not in known), key=vocab.__getitem__)
     if any(any(_splits(token, known | set(whole))) for token in whole):
