@@ -16,23 +16,18 @@ from .cuts import Cut, cut
 from .merges import ranked
 from .tokenizer import Ids, Names
 
-BYTE_OF = {
-    # GPT-2 writes bytes as characters: those that can be seen as themselves, the others from U+0100 on.
-    character: byte
-    for seen in [[*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]]
-    for byte, character in chain(
-        ((byte, chr(byte)) for byte in seen),
-        ((byte, chr(0x100 + i)) for i, byte in enumerate(b for b in range(256) if b not in seen)),
-    )
-}
+# GPT-2 writes bytes as characters: those that can be seen as themselves, the others from U+0100 on.
+_SEEN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_UNSEEN = sorted(set(range(256)) - set(_SEEN))
+BYTE_OF = {chr(byte): byte for byte in _SEEN} | {chr(0x100 + i): byte for i, byte in enumerate(_UNSEEN)}
 """Character of a byte-level vocabulary → byte."""
 
 # Through Latin-1, in which a character is a byte; U+FFFF stands for what is not of the alphabet.
 _LATIN = {ord(character): chr(byte) for character, byte in BYTE_OF.items()}
 _LATIN = dict.fromkeys(range(256), "\uffff") | _LATIN
 
-PART = 1 << 19
-"""Characters that a long text is cut into, for one core each."""
+PART = 1 << 17
+"""Characters that go to a core at a time: parts of a long text, or many short texts."""
 
 ABSENT = 1 << 30
 """Added to a byte: the id of one that the vocabulary lacks. The library leaves it out, and joins what is around it."""
@@ -62,11 +57,9 @@ class Bulk:
         in_order = bool((merged[1:] > merged[:-1]).all())
         # Where ids rise with rank they serve as ranks; else a table turns ranks into ids.
         self._table = None if in_order else real.astype(np.uint32)
-        ranks = (
-            dict(ids)
-            if in_order
-            else {token: id if id >= ABSENT else rank for rank, (token, id) in enumerate(ids.items())}
-        )
+        ranks = dict(ids)
+        if not in_order:
+            ranks = {token: id if id >= ABSENT else rank for rank, (token, id) in enumerate(ids.items())}
         # Without any special token, its search for them stops at every byte; this one is no text's.
         never = {"\U0010ffff" * 2: max(ranks.values()) + 1}
         self._engine = tiktoken.Encoding("", pat_str=how.pattern, mergeable_ranks=ranks, special_tokens=never)
@@ -77,7 +70,8 @@ class Bulk:
         data = json.loads(model.to_str())
         normalizer, bpe = data["normalizer"], data["model"]
         how = cut(data["pre_tokenizer"])
-        if how is None or bpe["dropout"]:
+        asked = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+        if how is None or any(bpe.get(option) for option in asked):
             return None
         if normalizer == {"type": "Sequence", "normalizers": []}:
             normalizer = None
@@ -96,7 +90,7 @@ class Bulk:
         """The ids of each text. Raises UnicodeEncodeError for a lone surrogate."""
         parts = [list(self._parts(text)) for text in texts]
         jobs = list(_batches([part for text in parts for part in text if isinstance(part, str)]))
-        workers = min(len(jobs), len(os.sched_getaffinity(0)))
+        workers = min(len(jobs), _cores())
         if workers > 1:
             with ThreadPoolExecutor(workers) as pool:
                 encoded = chain.from_iterable(pool.map(self._encode_all, jobs))
@@ -149,18 +143,23 @@ def to_bytes(token: str) -> bytes | None:
         return None
 
 
+def _cores() -> int:
+    """Those that this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _joined(arrays: list[Ids]) -> Ids:
     return arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, np.uint32), *arrays])
 
 
 def _batches(parts: Sequence[str]) -> Iterator[list[str]]:
-    """Runs of parts of some PART characters together: a thread's overhead is paid once for many short texts."""
+    """Runs of parts of some PART characters together, for a thread's overhead is paid once a run."""
     batch: list[str] = []
     size = 0
     for part in parts:
         batch.append(part)
         size += len(part)
-        if size >= PART // 4:
+        if size >= PART:
             yield batch
             batch, size = [], 0
     if batch:
