@@ -261,8 +261,7 @@ class _Reader:
             if self.place.named and not size:
                 raise InputError(f"{source}: the file is empty")
             for document in self.whole(self.texts(path, raw, source)):
-                # A Parquet file begins at its end: what was read of it never counts as less than before.
-                self.seen.bytes = max(self.seen.bytes, start + min(raw.tell(), size))
+                self.seen.bytes = start + min(raw.tell(), size)
                 self.seen.documents += 1
                 yield document
             self.seen.bytes = start + size
