@@ -152,3 +152,9 @@ def test_files_that_are_no_tokenizer_are_refused_in_one_line(tmp_path) -> None:
             load_tokenizer(tmp_path)
         assert "tokenizer.json" in str(raised.value)
         assert "\n" not in str(raised.value)
+
+
+def test_a_byte_level_piece_stands_for_its_bytes() -> None:
+    tokenizer = Pretrained(byte_level())
+    ids = tokenizer.encode("naïve €")
+    assert b"".join(map(tokenizer.token_bytes, ids)) == "naïve €".encode()

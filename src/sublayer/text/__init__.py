@@ -5,6 +5,7 @@ from .bytes import Bytes
 from .counted import Characters, Words
 from .load import load_tokenizer
 from .pretrained import Pretrained
+from .sentence_piece import SentencePiece
 from .tokenizer import Ids, Policy, StreamDecoder, Tokenizer
 from .train import train_bpe
 
@@ -15,6 +16,7 @@ __all__ = [
     "Ids",
     "Policy",
     "Pretrained",
+    "SentencePiece",
     "StreamDecoder",
     "Tokenizer",
     "Words",

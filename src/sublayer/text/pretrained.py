@@ -11,6 +11,7 @@ import tokenizers
 
 from ..errors import InputError
 from ..files import replacing
+from .bulk import to_bytes
 from .difference import DifferenceStream, streamed
 from .ending import write_eos
 from .tokenizer import Ids, Names, Policy, check_id, check_policy, utf8
@@ -90,6 +91,8 @@ class Pretrained:
             return bytes((int(byte[1], 16),))
         if isinstance(self._model.model, tokenizers.models.WordPiece):
             return piece.removeprefix(self._model.model.continuing_subword_prefix).encode("utf-8")
+        if isinstance(self._model.decoder, tokenizers.decoders.ByteLevel) and (data := to_bytes(piece)) is not None:
+            return data
         return piece.replace("▁", " ").encode("utf-8")
 
     def save(self, folder: Path | str) -> None:
