@@ -102,10 +102,16 @@ def watched() -> Iterator[Watch]:
         yield watch
 
 
-def by_autograd(model: ModelOp) -> None:
-    """Leads the head to the general path: something watches it."""
+def by_autograd(model: ModelOp) -> list[bool]:
+    """Leads the head to the general path: something watches it, and notes whether its logits have a graph."""
     assert model.head is not None
-    model.head.register_forward_hook(lambda module, args, output: None)
+    graphs: list[bool] = []
+
+    def note(module: nn.Module, given: Any, output: Any) -> None:
+        graphs.append(output.requires_grad)
+
+    model.head.register_forward_hook(note)
+    return graphs
 
 
 @pytest.mark.parametrize("general", [False, True], ids=["by hand", "by autograd"])
@@ -214,12 +220,12 @@ def test_rows_without_a_label_are_left_out_of_the_products() -> None:
 def test_without_gradients_none_is_computed(mode: Callable[[], Any], general: bool) -> None:
     model, (hidden, labels) = built({"softcap": 2.0}), example()
     expected = whole(model, hidden, labels, 0.1, 0.2).detach()
-    if general:
-        by_autograd(model)
+    graphs = by_autograd(model) if general else []
     with mode(), watched() as watch:
         loss = head_loss(model, hidden, labels, z_loss=0.1, label_smoothing=0.2, chunk=4)
     assert watch.shapes("mm", "addmm", "addmm_", "linear") == [(4, V), (4, V), (3, V)]
     assert not loss.sum.requires_grad
+    assert not any(graphs)
     assert_close(loss.sum.clone(), expected, rtol=1e-12, atol=0)
 
 

@@ -246,27 +246,20 @@ class _Chunks(torch.autograd.Function):
             if any(wanted):
                 head.backward(logits, None if sums[0] is None else sums[0][part], *sums[1:])
         ctx.save_for_backward(*sums)
-        ctx.dtypes = [x.dtype for x in inputs]
-        ctx.set_materialize_grads(False)
         extra = extra.sum()
         ctx.mark_non_differentiable(extra)
         return nats.sum() + extra, extra
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, _: None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if grad is None:
-            return (None,) * (4 + len(ctx.dtypes))
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         if torch.is_grad_enabled():
             raise SublayerError("head_loss has no second derivative: take its gradient without create_graph")
         # What is asked for once may be handed out as it is: the weight's gradient is the largest tensor of a step.
         again = _kept_graph()
-        same = not again and grad.device.type == "cpu" and float(grad) == 1
-        found: list[Tensor | None] = []
-        for d, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True):
-            if d is not None and not same:
-                d = d * grad if again else d.mul_(grad)
-            found.append(None if d is None else d.to(dtype))
-        return None, None, None, None, *found
+        found = ctx.saved_tensors
+        if again or grad.device.type != "cpu" or float(grad) != 1:
+            found = [None if d is None else d * grad if again else d.mul_(grad) for d in found]
+        return None, None, None, None, *found  # autograd rounds each to its input's dtype
 
 
 def _wide(x: Tensor) -> torch.dtype:
