@@ -577,8 +577,8 @@ def test_a_record_that_is_not_true_begins_anew(tmp_path: Path, damage: str) -> N
         if made.documents > 60:
             raise KeyboardInterrupt
 
+    held = 0.3 if damage == "another" else 0.05
     with pytest.raises(KeyboardInterrupt):
-        held = 0.3 if damage == "another" else 0.05
         prepare(documents, END, tmp_path / "data", held=held, shard_tokens=500, progress=stop)
     path = tmp_path / "data" / "partial.json"
     record = json.loads(path.read_text())
