@@ -25,7 +25,7 @@ from functools import partial
 from hashlib import blake2b
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -58,6 +58,7 @@ from .update import AUTOCAST, Precision, Scaler, Update, update
 from .view import Quiet, View
 
 END = "<|endoftext|>"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -360,18 +361,26 @@ class _Training:
         if text is not None:
             self._tell(Sample(self.step, text))
 
-    def _score(self, stride: int, limit: int | None) -> Score:
+    def _score(self, stride: int, limit: int | None, *, shown: bool = False) -> Score:
         """The score on the held-out text of all sources; with a limit, on the first tokens of each, so many in all."""
         length, total = self.run.data.length, Score(0.0, 0, 0)
         share = min(1.0, limit / sum(map(len, self.held))) if limit is not None else 1.0
         rows = max(1, 8192 // length)
         for held in self.held:
             count = math.ceil(share * len(held) / stride / rows)
-            batches = (self._labelled(*one) for one in islice(windows(held, length, stride, rows), count))
+            chosen = islice(windows(held, length, stride, rows), count)
+            batches = (self._labelled(*one) for one in (self._watched(chosen, count) if shown else chosen))
             nats, tokens = evaluate(self.model, batches, self.judged, self.precision)
             text = round(held.bytes * min(1.0, tokens / max(len(held) - 1, 1)))
             total = Score(total.nats + nats, total.tokens + tokens, total.bytes + text)
         return total
+
+    def _watched(self, batches: Iterator[T], total: int) -> Iterator[T]:
+        """The same, with progress."""
+        for done, batch in enumerate(batches):
+            self.view.progress("judging the result", done, total)
+            yield batch
+        self.view.progress("judging the result", total, total)
 
     def _labelled(self, rows: Rows, counted: Tensor) -> Batch:
         """A batch that asks what `windows` counts, and no more than the collator allows."""
@@ -441,9 +450,8 @@ class _Training:
             average_into(self.model, [one.path for one in found[-run.save.average :]])
         began = time.monotonic()
         with self._averaged():
-            self.view.note("judging the result on held-out text")
             stride = run.eval.stride or max(1, run.data.length // 4)
-            score = self._score(min(stride, run.data.length), run.eval.final)
+            score = self._score(min(stride, run.data.length), run.eval.final, shown=True)
             save(self.model, self.out / "model")
         self.tokenizer.save(self.out / "model")
         seconds = self.seconds + time.monotonic() - began
