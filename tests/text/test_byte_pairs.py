@@ -213,6 +213,7 @@ def test_merges_that_tiktoken_would_do_otherwise_are_left_to_the_library() -> No
         ([AddedToken("<a>", normalized=False), AddedToken("<a>b", normalized=True)], False),
         ([AddedToken("im_start", normalized=False)], False),  # inside a special token
         ([AddedToken("|>x", normalized=False)], False),  # begins where one ends
+        ([AddedToken("x<|", normalized=False)], False),  # ends where one begins
         ([AddedToken("<a>", normalized=False), AddedToken("<a>b", normalized=False)], True),
     ],
 )
