@@ -192,10 +192,8 @@ class _Text:
 
         before, after = self.previous[first], self.next[second]
         self.token[second] = -1
-        # Of a b a b, the pair in the middle is b's neighbour after it; it is not to be counted again before a.
-        preceded = np.flatnonzero(before >= 0)
-        preceded = preceded[self.token[before[preceded]] >= 0]
-        followed = np.flatnonzero(after >= 0)
+        # Of a b a b, the pair in the middle goes as what follows b; what precedes a is -1 by now, and in no pair.
+        preceded, followed = np.flatnonzero(before >= 0), np.flatnonzero(after >= 0)
         self._remove(
             np.concatenate((_pairs(self.token[before[preceded]], a), _pairs(b, self.token[after[followed]]))),
             self.frequency[self.piece[np.concatenate((first[preceded], first[followed]))]],
@@ -204,7 +202,7 @@ class _Text:
         self.next[first] = after
         self.previous[after[followed]] = first[followed]
 
-        # As above: of new new, the pair is found after the first, not before the second.
+        # Of new new, the pair is found after the first, not before the second.
         before = self.previous[first]
         before = before[before >= 0]
         places = np.concatenate((before[self.token[before] != new], first[followed]))
