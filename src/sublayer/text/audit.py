@@ -189,7 +189,7 @@ def _add_texts(report: Report, tokenizer: Tokenizer, batch: Sequence[tuple[str, 
     for (text, kind), (ids, whole) in zip(batch, _encoded(tokenizer, [text for text, _ in batch]), strict=True):
         used[ids] = True
         report.refused += not whole
-        report.changed += not whole or tokenizer.decode(ids.tolist()) != text
+        report.changed += tokenizer.decode(ids.tolist()) != text
         for figures in (report.total, report.kinds.setdefault(kind, Figures())):
             figures.bytes += len(text.encode())
             figures.tokens += len(ids)
