@@ -109,10 +109,8 @@ class Pretrained:
 
     @cached_property
     def _matching(self) -> tokenizers.Tokenizer:
-        """The same tokenizer, which finds special tokens in text. A copy: the switch would show in other threads."""
-        model = tokenizers.Tokenizer.from_str(self._model.to_str())
-        model.encode_special_tokens = False
-        return model
+        """The same tokenizer, which finds special tokens in text. A copy: a switch would show in other threads."""
+        return tokenizers.Tokenizer.from_str(self._model.to_str())  # what __init__ switched off is not stored
 
     @cached_property
     def _byte_fallback(self) -> bool:
