@@ -111,6 +111,13 @@ def test_ways_to_cut_text_differ_where_their_families_do(tmp_path) -> None:
     assert {pre: count(pre, "camelCase") for pre in words} == words
 
 
+def test_whole_pieces_come_first_where_the_family_looks_them_up(tmp_path) -> None:
+    token = max((token for token in VOCAB if token.isalpha() and token.islower()), key=len)
+    for pre, whole in (("llama-bpe", True), ("tekken", True), ("gpt-4o", False)):
+        write(tmp_path / "model.gguf", lambda values, pre=pre: values.update(pre=pre, merges=values["merges"][:1]))
+        assert (load_tokenizer(tmp_path / "model.gguf").encode(token) == [VOCAB[token]]) == whole
+
+
 def test_a_normalized_family_is_normalized(tmp_path) -> None:
     write(tmp_path / "model.gguf", lambda values: values.update(pre="qwen2"))
     tokenizer = load_tokenizer(tmp_path / "model.gguf")

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..files import replacing
-from .difference import DifferenceStream, streamed
+from .difference import DifferenceStream
 from .ending import write_eos
 from .tokenizer import Ids, Names, Policy, check_id, check_policy, utf8
 
@@ -61,9 +61,7 @@ class SentencePiece:
         return [np.array(ids, np.uint32) for ids in self._encode(texts, specials)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        text = self._decode(ids)
-        # As in Pretrained: what a stream showed before bytes that are not UTF-8 stays.
-        return streamed(self, ids) if "\ufffd" in text else text
+        return self._decode(ids)
 
     def stream(self) -> DifferenceStream:
         return DifferenceStream(self._decode)
