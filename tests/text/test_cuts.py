@@ -84,6 +84,7 @@ SPLIT = {"type": "Split", "pattern": {"Regex": QWEN2}, "behavior": "Isolated", "
         {"type": "Metaspace"},
         BYTES,  # no pattern at all
         steps(SPLIT),  # no bytes
+        steps(SPLIT, SPLIT),
         steps(BYTES, SPLIT),
         steps(SPLIT, BYTES, BYTES),
         steps(SPLIT, {**BYTES, "add_prefix_space": True}),
