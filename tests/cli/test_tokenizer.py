@@ -95,6 +95,8 @@ def test_encode_prints_a_line_a_text(run, trained) -> None:
     assert run("encode", "t", "first second") == (0, f"{line}\n", "")
     Path("x.txt").write_bytes(b"first second")
     assert run("encode", "t", "first second", "--file", "x.txt") == (0, f"{line}\n{line}\n", "")
+    Path("x.txt").write_bytes(b"\xef\xbb\xbffirst second")
+    assert run("encode", "t", "--file", "x.txt") == (0, f"{line}\n", "")
     assert run("encode", "t", stdin=b"first second") == (0, f"{line}\n", "")
     assert run("encode", "t", "first second", "--framed") == (0, f"279 {line}\n", "")
     assert run("encode", "bytes", "é") == (0, "195 169\n", "")

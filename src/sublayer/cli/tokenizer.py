@@ -188,8 +188,9 @@ def _read(path: Path) -> str:
 
 
 def _decoded(data: bytes, source: str) -> str:
+    """The text of a file, without the byte order mark at its start."""
     try:
-        return data.decode()
+        return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         byte = data[error.start]
         raise InputError(f"{source}: byte 0x{byte:02X} at offset {error.start:,} is not UTF-8") from None
