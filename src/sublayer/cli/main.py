@@ -45,8 +45,6 @@ def main(args: Sequence[str] | None = None) -> int:
         code = typer.main.get_command(app).main(args, prog_name="sublayer", standalone_mode=False)
     except TyperException as error:
         return _complain(error.format_message(), error.exit_code)
-    if code == 130:
-        return _complain("interrupted", code)
     return code or 0
 
 
@@ -71,6 +69,8 @@ class Commands(TyperGroup):
             if ctx.params["debug"]:
                 traceback.print_exc()
             raise typer.Exit(_complain(*_told(error))) from error
+        except KeyboardInterrupt:
+            raise typer.Exit(_complain("interrupted", 130)) from None
 
 
 def _show_version(asked: bool) -> None:
