@@ -179,6 +179,8 @@ def test_audit_says_what_is_lost(run, trained) -> None:
     assert "c: 1 document of 2 not given back, 1 of them refused" in out
     assert "w: 2 documents of 2 not given back" in out
     assert "t: " not in out
+    lost = {line.split()[0]: line.split()[-1] for line in out.splitlines()[3:6]}
+    assert (lost["t"], lost["c"][-1], lost["w"][-1]) == ("none", "%", "%")
 
 
 def test_tokenizers_of_one_name_are_told_apart(run, trained) -> None:

@@ -71,6 +71,13 @@ def test_what_characters_lose_or_refuse(unknown, tokens, refused) -> None:
     assert (report.total.words, report.total.whole_words) == (3, 1)
 
 
+def test_of_a_refused_text_what_can_be_encoded_is() -> None:
+    report = audit({"words": Words(("the", " cat", " "))}, [("the dog cat", "")]).reports["words"]
+    assert (report.refused, report.changed, report.unused) == (1, 1, 0)
+    # Of " dog", which is no word, the space is one.
+    assert report.total == Figures(11, 3, words=3, word_tokens=3, whole_words=2, lost_bytes=len("dog"))
+
+
 def test_a_tokenizer_that_rewrites_text_loses_what_it_changes() -> None:
     """As BERT's: capitals and newlines go; the space between words comes back in decoding."""
     model = tokenizers.Tokenizer(

@@ -199,11 +199,11 @@ def _add_pieces(report: Report, tokenizer: Tokenizer, pieces: Mapping[str, Count
     """Words, and the rest by script."""
     distinct = list(dict.fromkeys(piece for counts in pieces.values() for piece in counts))
     of_one: dict[str, Figures] = {}
-    for piece, (ids, _) in zip(distinct, _encoded(tokenizer, distinct), strict=True):
+    for piece, (ids, whole) in zip(distinct, _encoded(tokenizer, distinct), strict=True):
         figures = of_one[piece] = Figures(len(piece.encode()), len(ids))
         if classify(piece) in WORDS:
             figures.words, figures.word_tokens = 1, len(ids)
-            figures.whole_words = len(ids) == 1 and tokenizer.token_bytes(int(ids[0])) != b""
+            figures.whole_words = whole and len(ids) == 1 and tokenizer.token_bytes(int(ids[0])) != b""
         if report.changed:
             figures.lost_bytes = _lost(piece, tokenizer.decode(ids.tolist()))
     sums: defaultdict[str, Figures] = defaultdict(Figures)
