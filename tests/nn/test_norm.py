@@ -51,6 +51,32 @@ def test_values_and_gradients_are_those_of_the_formula(spec, shape: list[int]) -
     assert_close(ours, theirs, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("spec", FORMULAS, ids=repr)
+def test_gradients_have_gradients(spec) -> None:
+    norm = drawn(spec, 5)
+    x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+
+    def run(x: Tensor, *parameters: Tensor) -> Tensor:
+        names = dict(zip(dict(norm.named_parameters()), parameters, strict=True))
+        return torch.func.functional_call(norm, names, (x,))
+
+    assert torch.autograd.gradgradcheck(run, (x, *norm.parameters()))
+
+
+@pytest.mark.parametrize("spec", FORMULAS, ids=repr)
+def test_training_and_inference_compute_the_same(spec) -> None:
+    norm, x = drawn(spec, 7), torch.randn(3, 7, dtype=torch.float64)
+    trained = norm(x)
+    assert trained.requires_grad
+    with torch.no_grad():
+        assert_close(norm(x), trained.detach(), rtol=0, atol=1e-14)
+    with torch.autocast("cpu", torch.bfloat16):  # whose products would round the gradient
+        norm, x = norm.float(), x.float().requires_grad_()
+        found = torch.autograd.grad(norm(x).square().sum(), x)[0]
+    wanted = torch.autograd.grad(norm(x).square().sum(), x)[0]
+    assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("spec", "theirs"), [(RMSNorm(1e-5), LlamaRMSNorm), (RMSNorm(1e-5, True), GemmaRMSNorm)])
 def test_rounding_is_that_of_the_published_models(dtype: torch.dtype, spec: RMSNorm, theirs: type) -> None:

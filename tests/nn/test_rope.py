@@ -127,6 +127,20 @@ def test_gradient_of_the_rotation(pairing):
     cos, sin = Rope().tables(torch.arange(3)[None], 4, dtype=torch.float64)
     x = torch.randn(1, 2, 3, 6, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: rotate(x, cos, sin, pairing), x)
+    assert torch.autograd.gradgradcheck(lambda x: rotate(x, cos, sin, pairing) ** 2, x)
+
+
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+def test_a_rotation_keeps_nothing_of_what_it_turns(pairing):
+    """Its gradient is the rotation back, which needs the tables alone."""
+    cos, sin = Rope().tables(torch.arange(5)[None], HEAD)
+    x = torch.randn(2, 3, 5, HEAD, requires_grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape), lambda t: t):
+        rotate(x, cos, sin, pairing)
+    assert kept
+    assert x.shape not in kept
+    assert all(shape.numel() <= cos.numel() for shape in kept)
 
 
 # Precision

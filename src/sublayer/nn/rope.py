@@ -104,14 +104,44 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing = "half") -> Te
     while cos.dim() < x.dim():
         cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
     turning = x[..., :size].to(torch.promote_types(x.dtype, torch.float32))
-    if pairing == "half":
-        a, b = turning.chunk(2, -1)
-        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    if torch.compiler.is_compiling():  # which fuses what is written out
+        a, b = _pairs(turning, pairing)
+        parts = (a * cos - b * sin, b * cos + a * sin)
+        turned = torch.cat(parts, -1) if pairing == "half" else torch.stack(parts, -1).flatten(-2)
     else:
-        a, b = turning.reshape(*turning.shape[:-1], -1, 2).unbind(-1)
-        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+        turned = cast(Tensor, cast(Any, _Turn).apply(turning, cos, sin, pairing))
     turned = turned.to(x.dtype)
     return turned if size == x.shape[-1] else torch.cat((turned, x[..., size:]), -1)
+
+
+def _pairs(x: Tensor, pairing: Pairing) -> tuple[Tensor, Tensor]:
+    """Views of the first and of the second dims of all pairs."""
+    if pairing == "interleaved":
+        return x[..., 0::2], x[..., 1::2]
+    half = x.shape[-1] // 2
+    return x[..., :half], x[..., half:]
+
+
+class _Turn(torch.autograd.Function):
+    """The rotation in half the passes over memory, with nothing of x kept: its gradient is the rotation back."""
+
+    @staticmethod
+    def forward(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:  # pyright: ignore
+        turned = torch.empty_like(x)
+        (a, b), (first, second) = _pairs(x, pairing), _pairs(turned, pairing)
+        torch.mul(a, cos, out=first).addcmul_(b, sin, value=-1)
+        torch.mul(b, cos, out=second).addcmul_(a, sin)
+        return turned
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, cos, sin, ctx.pairing = inputs
+        ctx.save_for_backward(cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore
+        cos, sin = ctx.saved_tensors
+        return cast(Any, _Turn).apply(grad, cos, -sin, ctx.pairing), None, None, None
 
 
 def pairing_permutation(head_size: int, size: int | None = None) -> Tensor:
