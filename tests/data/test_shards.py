@@ -182,6 +182,7 @@ def written(tmp_path: Path) -> Tokens:
             b"\0\0",
             "tokens-00001.bin: damaged: 2 bytes, and its index says 4; write the documents again",
         ),
+        ("tokens-00000.bin", bytes(12), "tokens-00000.bin: damaged: 12 bytes, and its index says 10"),
         ("tokens-00001.bin", None, "tokens-00001.bin: missing; write the documents again"),
         ("starts.bin", bytes(23), "starts.bin: damaged: 23 bytes, and its index says 24"),
         ("starts.bin", bytes(24), "starts.bin: damaged: it runs from 0 to 0, not from 0 to 7"),
@@ -225,11 +226,19 @@ def test_an_index_that_is_wrong_is_refused(written: Tokens, change: dict[str, An
         Tokens.open(written.folder)
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", b"[" * 10_000, b"{" + b" " * 2**21 + b"}"])
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", b"[" * 10_000])
 def test_an_index_that_is_none_is_refused(written: Tokens, data: bytes) -> None:
     (written.folder / "index.json").write_bytes(data)
     with pytest.raises(InputError, match="index.json: not an index of documents' tokens"):
         Tokens.open(written.folder)
+
+
+def test_an_index_is_not_read_without_end(written: Tokens) -> None:
+    path = written.folder / "index.json"
+    path.write_bytes(path.read_bytes() + b" " * 2**20)
+    with open(path, "ab") as file:
+        file.write(b"!")
+    assert len(Tokens.open(written.folder)) == 7  # what stands that far behind is never seen
 
 
 def test_a_folder_without_tokens_says_whether_there_was_a_beginning(tmp_path: Path) -> None:
@@ -242,11 +251,11 @@ def test_a_folder_without_tokens_says_whether_there_was_a_beginning(tmp_path: Pa
 
 
 def test_ids_outside_the_vocabulary_are_told_with_their_place(written: Tokens) -> None:
-    (written.files / "tokens-00001.bin").write_bytes(bytes([1, 0, 9, 0]))
+    (written.files / "tokens-00001.bin").write_bytes(bytes([1, 0, 4, 0]))
     tokens = Tokens.open(written.folder)
     assert tokens.read(0, 6).tolist() == [3, 0, 1, 3, 2, 1]
     for start in (0, 3, 6):
-        with pytest.raises(InputError, match="token 6 is 9, and the vocabulary has 4 ids"):
+        with pytest.raises(InputError, match="token 6 is 4, and the vocabulary has 4 ids"):
             tokens.read(start, 7)
 
 
@@ -464,7 +473,12 @@ def test_what_is_there_is_used_again(tmp_path: Path, corpus: Path, counting: Cou
     assert [line.split(": ")[1] for line in lines] == [
         f"{counts}{first[1].documents} held out", f"used again, {counts}{first[1].documents} held out"
     ]  # fmt: skip
-    assert not (tmp_path / "data" / "partial.json").exists()
+    for left in (".partial.json.999999999.partial", "held/.index.json.999999999.partial", "partial.json"):
+        (tmp_path / "data" / left).touch()
+    (tmp_path / "data" / "train" / ("0" * 16)).mkdir()
+    prepare(corpus, counting, tmp_path / "data")
+    assert files(tmp_path / "data") == before  # what a kill at the very end has left is removed
+    assert len(list((tmp_path / "data" / "train").iterdir())) == 2
 
 
 def test_a_cut_is_used_again_too(tmp_path: Path, counting: Counting) -> None:

@@ -132,9 +132,8 @@ def windows(tokens: Tokens, length: int, stride: int | None = None, rows: int = 
         places = [Place(tokens, start, min(length, last - start) + 1) for start in starts[first : first + rows]]
         found = _rows(places, length)
         labels = torch.where(found.segment[:, 1:] > 0, found.ids[:, 1:], IGNORED)
-        labels[first == 0 :, : length - stride] = (
-            IGNORED  # the window before has had them; there is none before the first
-        )
+        # The window before has had these; before the very first there is none.
+        labels[int(first == 0) :, : length - stride] = IGNORED
         yield found, labels
 
 

@@ -46,6 +46,7 @@ CHUNK = 2**20
 PEEK = 2**13
 JSON_LINES = (".jsonl", ".ndjson")
 PACKED = (".gz", ".zst")
+NOT_READ = ("pyvenv.cfg", ".sublayer-run")  # a folder with such a file is an environment, or what a run has written
 NOT_TEXT = {"__pycache__", "node_modules"}
 NOT_LIBRARY = NOT_TEXT | {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"}
 CONTROL = bytes({*range(1, 32), 127} - {*b"\b\t\n\v\f\r\x1b"})  # what text has none of, and compressed data a tenth
@@ -202,7 +203,7 @@ def _folder(folder: Path, without: frozenset[str], not_text: set[str] = NOT_TEXT
         if entry.name.startswith(".") or entry.name in not_text:
             continue
         if entry.is_dir(follow_symlinks=False):
-            if not (path / "pyvenv.cfg").exists():
+            if not any((path / mark).exists() for mark in NOT_READ):
                 yield from _folder(path, without, not_text)
         elif entry.is_file():  # neither a link to nowhere nor a pipe, which would block
             yield path
