@@ -38,6 +38,10 @@ def replacing(path: Path | str) -> Iterator[Path]:
             os.fsync(folder)
         finally:
             os.close(folder)
+    except OSError as error:
+        if error.filename is None and error.errno is not None:  # a write, which does not know its file
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
     finally:
         beside.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""`sublayer quickstart`, a few steps of it."""
+"""`sublayer quickstart`, a few steps of it, on a text of a few files."""
 
 from pathlib import Path
 
@@ -6,27 +6,61 @@ import pytest
 
 from sublayer.cli import main as cli
 from sublayer.cli import quickstart
+from sublayer.inspect.run import Judged, sides
+from sublayer.train import read_run
+
+QUICK = [
+    "tokens=2_000",
+    "eval.every=5",
+    "eval.final=500",
+    "eval.sample_tokens=4",
+    "tokenizer.vocab=280",
+    "data.length=64",
+]
 
 
-def test_it_trains_saves_reloads_and_samples(
+def text(folder: Path) -> Path:
+    (folder / "text").mkdir()
+    for i in range(30):
+        (folder / "text" / f"{i}.py").write_text(f"def add_{i}(first, second):\n    return first + {i} * second\n" * 9)
+    return folder / "text"
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_it_trains_judges_and_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sublayer.data.corpus.standard_library", lambda: ["import os\n" * 30, "x = 1\n" * 40] * 20)
-    assert cli.main(["quickstart", "--steps", "3"]) == 0
+    command = ["quickstart", f"data.paths={text(tmp_path)}", *QUICK]
+    assert cli.main(command) == 0
     said = capsys.readouterr().out
-    for word in ("corpus", "parameters", "step 3/3", "held out", "saved", "It continues 'def '", "next:"):
+    for word in ("tokenizer: 280 ids", "held out", "this model", "5-gram", "xz -9", "the run was changed", "next"):
         assert word in said
-    assert {path.name for path in quickstart.OWN.iterdir()} == {"spec.json", "model.safetensors", "tokenizer.json"}
-    assert cli.main(["generate", str(quickstart.OWN), "--prompt", "import ", "--max-tokens", "3"]) == 0
-    assert cli.main(["quickstart", "--steps", "1"]) == 0  # its own folder may be written again
+    page = (tmp_path / "quickstart" / "report.html").read_text()
+    assert "343.6 GB" in page
+    assert "42.9 GB" in page
+    assert {path.name for path in (tmp_path / "quickstart").glob("*.png")} == {"attention.png", "bits.png", "loss.png"}
+    assert cli.main(["generate", "quickstart/model", "--prompt", "def ", "--max-tokens", "3"]) == 0
+    capsys.readouterr()
+    assert cli.main(command) == 0
+    assert "finished already, at step" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("out", ["taken", "file/inside"])
-def test_a_folder_that_cannot_be_used_is_told_before_training(
-    out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_is_asked_depends_on_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "file").write_text("")
-    assert cli.main(["quickstart", "--out", str(tmp_path / out)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    """The known text: the expected bits, within ±0.05. Another: no more than the 5-gram. A changed run: nothing."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["quickstart", f"data.paths={text(tmp_path)}", *QUICK]) == 0
+    run = read_run(quickstart.CONFIG, ["out=quickstart"])
+    tokens = sides(run)
+
+    def verdict(model: float, *, changed: bool = False) -> bool:
+        return quickstart._verdict(run, Judged(model, 2.0, 1.7, 1.4), changed=changed)
+
+    assert [verdict(1.9), verdict(2.1), verdict(2.1, changed=True)] == [True, False, True]
+    known = (sum(t.documents for t in tokens), sum(t.bytes for t in tokens))
+    monkeypatch.setattr(quickstart, "TEXT", known)
+    expected = quickstart.EXPECTED
+    assert [verdict(expected + d) for d in (-0.06, -0.04, 0.04, 0.06)] == [False, True, True, False]
+    assert "expected" in capsys.readouterr().out

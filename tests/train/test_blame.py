@@ -18,7 +18,7 @@ def model(dtype: torch.dtype = torch.float32) -> Any:
 
 def test_a_finite_run_blames_nothing() -> None:
     built = model()
-    assert blame(built, [BATCH], next_token) == "nothing that a second run shows"
+    assert blame(built, [BATCH], next_token) == ("nothing that a second run shows", None)
     assert all(p.grad is None for p in built.parameters())
 
 
@@ -26,7 +26,8 @@ def test_a_weight_is_named() -> None:
     built = model()
     with torch.no_grad():
         built.get_parameter("decoder.blocks.1.ffn.op.up.weight")[3, 2] = torch.nan
-    assert blame(built, [BATCH], next_token) == "the weight decoder.blocks.1.ffn.op.up.weight is not finite itself"
+    said = "the weight decoder.blocks.1.ffn.op.up.weight is not finite itself"
+    assert blame(built, [BATCH], next_token) == (said, None)
 
 
 @pytest.mark.parametrize("name", ["decoder.blocks.0.ffn.pre", "decoder.blocks.1.attn.op.v", "decoder.norm"])
@@ -35,7 +36,9 @@ def test_the_first_module_of_the_forward_pass_is_named(name: str) -> None:
     built = model()
     with torch.no_grad():
         built.get_submodule(name).weight.fill_(3e38)
-    assert blame(built, [BATCH], next_token).startswith(f"the output of {name} (")
+    said, which = blame(built, [BATCH], next_token)
+    assert said.startswith(f"the output of {name} (")
+    assert which == 0
 
 
 class Cliff(torch.autograd.Function):
@@ -63,7 +66,7 @@ def test_the_first_module_of_the_backward_pass_is_named() -> None:
     built = model()
     block = built.decoder.blocks["1"].ffn
     block.op.up = Steep(block.op.up)
-    said = blame(built, [BATCH], next_token)
+    said, _ = blame(built, [BATCH], next_token)
     assert said.startswith("the gradient through decoder.blocks.1.ffn.op.up")
     assert all(p.grad is None for p in built.parameters())
 

@@ -30,7 +30,8 @@ def test_a_checkpoint_is_a_model_and_what_training_needs(tmp_path: Path) -> None
     (found,) = checkpoint.saved(tmp_path)
     assert (found.step, found.facts, found.path.name) == (7, {"step": 7, "loss": 1.5}, "step-00000007")
     into = model(1)
-    tensors = found.load_into(into)
+    found.load_into(into)
+    tensors = found.tensors()
     assert torch.equal(tensors["optimizer/x"], torch.ones(2))
     loaded = sublayer.load(found.path)
     for a, b, c in zip(into.parameters(), model(4).parameters(), loaded.parameters(), strict=True):
@@ -52,7 +53,8 @@ def test_an_optimiser_goes_on_from_its_tensors(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, 1, first, Bytes(), tensors, {})
     second = model(9)
     again = AdamW().build(second)
-    read = checkpoint.saved(tmp_path)[0].load_into(second)
+    checkpoint.saved(tmp_path)[0].load_into(second)
+    read = checkpoint.saved(tmp_path)[0].tensors()
     again.load_state_tensors({name.removeprefix("optimizer/"): t for name, t in read.items()})
     step(first, optimizer)
     step(second, again)
@@ -100,10 +102,15 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
 def test_a_damaged_file_is_told(name: str, tmp_path: Path) -> None:
     path = write(tmp_path, 1).path / name
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(WeightsError, match=name.split(".")[0]):
-        (found,) = checkpoint.saved(tmp_path)
+    (found,) = checkpoint.saved(tmp_path)
+
+    def read() -> None:
         found.load_into(model())
+        found.tensors()
         found.facts
+
+    with pytest.raises(WeightsError, match=name.split(".")[0]):
+        read()
 
 
 def test_no_pickle(tmp_path: Path) -> None:

@@ -368,3 +368,124 @@ def test_tensorboard_gets_the_curves_too(texts: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     train(tiny(texts, tmp_path / "out", save={"tensorboard": True}))
     assert list((tmp_path / "out" / "tensorboard").glob("events*"))
+
+
+@pytest.mark.parametrize("at", [3, 5])
+def test_an_average_is_that_of_an_uninterrupted_run(at: int, texts: Path, tmp_path: Path) -> None:
+    """The checkpoint of the interruption is none that it averages, and pushes none of them out."""
+    sections: dict[str, Any] = {"save": {"average": 2, "keep": 2, "every": 2}, "train": {"ema": None}}
+    train(tiny(texts, tmp_path / "whole", **sections))
+    run = tiny(texts, tmp_path / "parts", **sections)
+    with pytest.raises(Interrupted):
+        train(run, Acting(at, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    train(run)
+    same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_only_a_loss_of_this_very_step_makes_a_checkpoint_the_best(texts: Path, tmp_path: Path) -> None:
+    train(tiny(texts, tmp_path / "out", save={"every": 2, "keep": 9}, eval={"every": 3}))
+    facts = {one.step: one.facts.get("held_loss") for one in checkpoint.saved(tmp_path / "out" / "checkpoints")}
+    assert [step for step, loss in facts.items() if loss is not None] == [6, 8]
+
+
+def test_where_no_checkpoint_is_whole_nothing_begins_by_itself(texts: Path, tmp_path: Path) -> None:
+    run, out = tiny(texts, tmp_path / "out"), tmp_path / "out"
+    with pytest.raises(Interrupted):
+        train(run, Acting(4, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    for one, damage in zip(
+        checkpoint.saved(out / "checkpoints"), ('{"step": 2}', '{"step": 4, "seconds": []}'), strict=True
+    ):
+        (one.path / "training.json").write_text(damage)
+    with pytest.raises(SublayerError, match="no checkpoint is whole; --restart begins anew"):
+        train(run)
+
+
+def test_a_tokenizer_is_there_whole_or_not_at_all(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill between its two files would leave one that knows no end of text."""
+    from sublayer.text import BytePairs
+
+    run = tiny(texts, tmp_path / "out", tokenizer={"kind": "bpe", "vocab": 280})
+    inner = BytePairs.save
+
+    def killed(self: Any, folder: Path) -> None:
+        inner(self, folder)
+        (folder / "tokenizer_config.json").unlink()
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BytePairs, "save", killed)
+        with pytest.raises(MemoryError):
+            train(run)
+    train(run)
+    train(tiny(texts, tmp_path / "whole", tokenizer={"kind": "bpe", "vocab": 280}))
+    assert load_tokenizer(tmp_path / "out" / "tokenizer").eos == (279,)
+    same(tmp_path / "whole", tmp_path / "out")
+
+
+def test_a_run_goes_on_where_the_text_has_changed_or_gone(texts: Path, tmp_path: Path) -> None:
+    train(tiny(texts, tmp_path / "whole"))
+    run = tiny(texts, tmp_path / "parts")
+    with pytest.raises(Interrupted):
+        train(run, Acting(3, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    texts.rename(tmp_path / "elsewhere")
+    train(run)
+    same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_runs_are_no_text(texts: Path, tmp_path: Path) -> None:
+    """A run inside the folder that it reads, and one that was moved aside there."""
+    out = texts / "model"
+    train(tiny(texts, out))
+    train(tiny(texts, out, train={"batch": 2}), restart=True)
+    assert (texts / "model.1" / "run.json").exists()
+    train(tiny(texts, tmp_path / "other", train={"batch": 2}))
+    assert told(out) == told(tmp_path / "other")
+
+
+def test_bytes_are_counted_where_the_judgement_ends(tmp_path: Path) -> None:
+    """Characters of one byte first and of three later: half of the characters are a quarter of the bytes."""
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{i % 10}" for i in range(4000)) + "漢" * 1000)
+    run = tiny(
+        text, tmp_path / "out", tokenizer={"kind": "characters"}, data={"held": 0.4}, eval={"final": 500, "sample": "1"}
+    )
+    score = train(run).score
+    assert score.bytes == pytest.approx(score.tokens + 1, abs=17)
+
+
+def test_a_sample_that_cannot_be_is_told_before_the_first_step(texts: Path, tmp_path: Path) -> None:
+    run = tiny(texts, tmp_path / "out", tokenizer={"kind": "characters"}, eval={"sample": "漢"})
+    with pytest.raises(UsageError, match="eval.sample: '漢' cannot be gone on with"):
+        train(run)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [("decoder.blocks.*.attn.op.causal=false", "not causal"), ('head={"spec": "Head", "bias": true}', "")],
+)
+def test_a_model_that_sees_the_answer_is_refused(change: str, said: str, texts: Path, tmp_path: Path) -> None:
+    run = tiny(texts, tmp_path / "out", model={"change": [change]}, train={"steps": 1})
+    if said:
+        with pytest.raises(UsageError, match=said):
+            train(run)
+    else:
+        train(run)
+
+
+def test_a_change_that_moves_the_last_bits_is_said(texts: Path, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        train(tiny(texts, tmp_path / "out"), Acting(3, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    view = noting()
+    train(tiny(texts, tmp_path / "out", train={"micro": 4}), view)
+    assert "train.micro is 4 now: the run goes on, but no longer as it was to the last bit" in view.lines
+
+
+def test_a_termination_before_the_first_step_is_one_line(texts: Path, tmp_path: Path) -> None:
+    class Ending(Acting):
+        def note(self, line: str) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="stopped before the first step") as caught:
+        train(tiny(texts, tmp_path / "out"), Ending(-1, lambda: None))
+    assert caught.value.exit_code == 143
+    train(tiny(texts, tmp_path / "out"))

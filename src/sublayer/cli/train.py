@@ -25,8 +25,13 @@ def command(
     from ..train import read_run, train
     from ..train.view import live
 
-    config, given = (Path(run), []) if run.endswith(".toml") else (PLAIN, _on_text(run, changes or []))
-    settled = read_run(config, [*given, *(changes or [])])
+    typed = changes or []
+    if run.endswith(".toml"):
+        settled = read_run(Path(run), typed)
+    else:  # a shell may have made several paths of a glob
+        paths = [run, *(one for one in typed if "=" not in one and Path(one).exists())]
+        typed = [one for one in typed if one not in paths]
+        settled = read_run(PLAIN, [*_on_text(paths, typed), *typed])
     with live() as view:
         result = train(settled, view, restart=restart)
     score = result.score
@@ -37,10 +42,11 @@ def command(
     typer.echo(f"next: sublayer generate {result.folder} --prompt …, sublayer chat {result.folder}", err=True)
 
 
-def _on_text(path: str, changes: list[str]) -> list[str]:
+def _on_text(paths: list[str], changes: list[str]) -> list[str]:
     """What differs from the quickstart's configuration for text of one's own."""
     import json
 
-    name = Path(path).resolve().name.split(".")[0].strip("*?[]") or "text"
-    given = [f"data.paths={json.dumps([path])}"]
-    return given if any(change.startswith("out=") for change in changes) else [*given, f'out="{name}-model"']
+    name = Path(paths[0]).resolve().name.split(".")[0].strip("*?[]") or "text"
+    given = [f"data.paths={json.dumps(paths, ensure_ascii=False)}", 'eval.sample=""']
+    out = json.dumps(f"{name}-model", ensure_ascii=False)
+    return given if any(change.startswith("out=") for change in changes) else [*given, f"out={out}"]

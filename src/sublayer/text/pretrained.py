@@ -103,7 +103,7 @@ class Pretrained:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / "tokenizer.json") as path:
-            self._model.save(str(path))
+            path.write_text(self._model.to_str(pretty=True), encoding="utf-8")
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._config}
         write_eos(folder, self.eos, self._model.id_to_token, self._model.token_to_id, config)
 

@@ -15,15 +15,17 @@ from .objectives import Batch, Objective
 from .update import Precision, autocast
 
 
-def blame(model: ModelOp, batches: Iterable[Batch], objective: Objective, precision: Precision = "fp32") -> str:
-    """Names the first module that made a number that is not finite out of finite ones, running the batches again.
+def blame(
+    model: ModelOp, batches: Iterable[Batch], objective: Objective, precision: Precision = "fp32"
+) -> tuple[str, int | None]:
+    """(what, which batch): the first module that made a number that is not finite out of finite ones, and where.
 
-    One line: in the forward pass a module's output, in the backward pass a module's gradient. Anything that a weight
-    already held is named as such.
+    The batches are run again, not compiled: in the forward pass a module's output is found, in the backward pass a
+    module's gradient. What a weight already held is named as such, without a batch.
     """
     for name, parameter in model.named_parameters():
         if not bool(parameter.isfinite().all()):
-            return f"the weight {name} is not finite itself"
+            return f"the weight {name} is not finite itself", None
     found: list[str] = []
     names = {module: name or "the model" for name, module in model.named_modules()}
 
@@ -36,13 +38,14 @@ def blame(model: ModelOp, batches: Iterable[Batch], objective: Objective, precis
             found.append(f"the gradient through {names[module]} ({type(module).__name__})")
 
     hooks: list[Any] = []
-    device = next(model.parameters()).device
+    device, run = next(model.parameters()).device, 0
     try:
         for module in names:
             hooks.append(module.register_forward_hook(forward, with_kwargs=True))
             hooks.append(module.register_full_backward_hook(backward))
         for batch in batches:
-            with autocast(device, precision):
+            run += 1
+            with torch.compiler.set_stance("force_eager"), autocast(device, precision):
                 loss = objective(model, batch.to(device))
             if not found and not bool(loss.sum.isfinite()):
                 found.append("the loss of finite hidden vectors: the head's logits")
@@ -50,16 +53,16 @@ def blame(model: ModelOp, batches: Iterable[Batch], objective: Objective, precis
                 with warnings.catch_warnings():  # an embedding has no gradient of its input, which torch remarks on
                     warnings.simplefilter("ignore", UserWarning)
                     loss.sum.backward()
+            weights = [name for name, p in model.named_parameters() if p.grad is not None and not _finite(p.grad)]
+            if not found and weights:
+                found.append(f"the gradient of {weights[0]}")
             if found:
                 break
     finally:
         for hook in hooks:
             hook.remove()
-        weights = [name for name, p in model.named_parameters() if p.grad is not None and not _finite(p.grad)]
         model.zero_grad(set_to_none=True)
-    if not found and weights:
-        return f"the gradient of {weights[0]}"
-    return found[0] if found else "nothing that a second run shows"
+    return (found[0], run - 1) if found else ("nothing that a second run shows", None)
 
 
 def _finite(tree: Any) -> bool:

@@ -7,10 +7,11 @@ training.json beside: `sublayer generate` opens it as it is, and a run goes on f
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,13 +42,16 @@ class Saved:
         """training.json: numbers of the run at this step. Raises WeightsError for a damaged file."""
         return read_json(self.path / "training.json")
 
-    def load_into(self, model: ModelOp) -> dict[str, Tensor]:
-        """Fills the model, and returns the tensors of the training state. Raises WeightsError for a damaged file."""
-        load_into(model, self.path)
+    def tensors(self) -> dict[str, Tensor]:
+        """The training state. Raises WeightsError for a damaged file."""
         try:
             return read_tensors(self.path / "training.safetensors")[0]
         except (SafetensorError, OSError) as error:
             raise WeightsError(f"{self.path / 'training.safetensors'}: cannot be read: {error}") from None
+
+    def load_into(self, model: ModelOp) -> None:
+        """Fills the model. Raises WeightsError, before any weight has changed, for a damaged file."""
+        load_into(model, self.path)
 
 
 def write(
@@ -83,7 +87,8 @@ def saved(folder: Path) -> list[Saved]:
     if not folder.is_dir():
         return []
     for left in folder.glob(".step-*.partial"):
-        if not alive(left.name.split(".")[-2]):
+        process = left.name.split(".")[-2]
+        if process == str(os.getpid()) or not alive(process):  # in a container every process may have the same number
             shutil.rmtree(left, ignore_errors=True)
     found = [(int(match[1]), path) for path in folder.iterdir() if (match := NAME.fullmatch(path.name))]
     return [Saved(path, step) for step, path in sorted(found)]
@@ -95,17 +100,17 @@ def best(found: Iterable[Saved], fact: str) -> Saved | None:
     for one in found:
         with suppress(WeightsError):
             value = one.facts.get(fact)
-            if isinstance(value, int | float):
+            if isinstance(value, int | float) and math.isfinite(value):
                 values.append((value, one.step, one))
     return min(values)[2] if values else None
 
 
-def prune(folder: Path, keep: int, fact: str) -> None:
-    """Removes all but the `keep` newest checkpoints and the one with the lowest value of a fact."""
+def prune(folder: Path, keep: int, fact: str, regular: Callable[[Saved], bool] = lambda one: True) -> None:
+    """Removes all but the newest, the `keep` newest regular ones, and the one with the lowest value of a fact."""
     found = saved(folder)
-    kept = best(found, fact)
-    for one in found[:-keep]:
-        if one != kept:
+    kept = [best(found, fact), *found[-1:], *[one for one in found if regular(one)][-keep:]]
+    for one in found:
+        if one not in kept:
             # Renamed first: half a folder must never look like a checkpoint.
             gone = folder / f".{one.path.name}.{os.getpid()}.partial"
             os.rename(one.path, gone)

@@ -6,6 +6,7 @@ What changes the computed function is the model's spec; everything else of a run
 from __future__ import annotations
 
 import inspect
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -102,6 +103,8 @@ class RunSource(Spec):
     def check(self) -> None:
         self.require(bool(self.paths), "paths is empty")
         self.require(self.weight > 0, f"weight must be above 0, got {self.weight}")
+        plain = self.name is None or re.fullmatch(r"[A-Za-z0-9_-]*", self.name)
+        self.require(bool(plain), f"name is a word of letters, digits, - and _, got {self.name!r}")
 
 
 class RunData(Spec):
@@ -127,8 +130,14 @@ class RunData(Spec):
         self.require(self.length >= 2, f"length is at least 2, got {self.length}")
         self.require(0 < self.held <= 0.5, f"held is a share above 0 and up to 0.5, got {self.held}")
 
+        names = [source.name for source in self.all_sources()]
+        self.require(len(set(names)) == len(names), f"two sources are named {max(names, key=names.count)!r}")
+
     def all_sources(self) -> tuple[RunSource, ...]:
-        return self.sources or (RunSource(self.paths, field=self.field),)
+        """The sources with names; an only one has none."""
+        if not self.sources:
+            return (RunSource(self.paths, field=self.field, name=""),)
+        return tuple(s if s.name is not None else s.replace(name=f"source-{i}") for i, s in enumerate(self.sources))
 
 
 class RunTrain(Spec):
@@ -235,6 +244,8 @@ class Run(Spec):
 
     def check(self) -> None:
         self.require(0 <= self.seed < 2**62, f"seed is from 0 to 2**62, got {self.seed}")
+        chosen = self.save.best or self.save.average > 1
+        self.require(self.train.ema is None or not chosen, "train.ema, save.best and save.average exclude one another")
 
     @property
     def steps(self) -> int:
@@ -243,8 +254,15 @@ class Run(Spec):
         return train.steps or -(-(train.tokens or 0) // (train.batch * self.data.length))
 
 
-# Keys whose change leaves the trained weights as they are, so that a run may go on with another value.
-FREE = ("out", "eval", "save", "train.device", "train.micro", "train.recompute", "train.compile", "train.non_finite")
+# Keys that may change while a run is interrupted: the first leave its weights as they are to the last bit, the others
+# but for rounding and for what dropout draws.
+FREE = ("out", "eval", "save.keep", "save.tensorboard", "train.recompute", "train.non_finite")
+LOOSE = ("train.device", "train.micro", "train.compile")
+
+
+def free(run: Run) -> tuple[str, ...]:
+    """The keys that may change without any trace in the result of this run."""
+    return FREE if run.save.best or run.save.average > 1 else (*FREE, "save")
 
 
 def read_run(path: Path | str, changes: Iterable[str] = ()) -> Run:
@@ -263,12 +281,15 @@ def read_run(path: Path | str, changes: Iterable[str] = ()) -> Run:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path}: not TOML: {error}") from None
+    changes = list(changes)
     for change in changes:
         _apply(table, change)
     try:
         return run_of(table)
     except SublayerError as error:
-        raise UsageError(f"{path}: {error}") from None
+        key = str(error).partition(":")[0]
+        typed = any(key.endswith(change.partition("=")[0].strip()) for change in changes)
+        raise UsageError(str(error) if typed else f"{path}: {error}") from None
 
 
 def run_of(table: Mapping[str, Any]) -> Run:
@@ -277,8 +298,17 @@ def run_of(table: Mapping[str, Any]) -> Run:
     if isinstance(table.get("model"), dict):  # a recipe's sizes stand beside its name
         model = dict(table["model"])
         sizes = [(key, model.pop(key)) for key in list(model) if key not in _hints(RunModel)]
-        table["model"] = model | {"sizes": sizes}
+        table["model"] = model | {"sizes": [(key, size) for key, size in sizes if size != "none"]}
     return _read(Run, table, "")
+
+
+BEGINNINGS = ("recipe", "size", "file", "start")
+ALTERNATIVES: dict[str, tuple[str, ...]] = {
+    "train.steps": ("tokens",),
+    "train.tokens": ("steps",),
+    "data.paths": ("sources",),
+    "data.sources": ("paths",),
+}
 
 
 def _apply(table: dict[str, Any], change: str) -> None:
@@ -287,7 +317,7 @@ def _apply(table: dict[str, Any], change: str) -> None:
     if not equals or not all(keys):
         raise UsageError(f"{change}: a change reads key=value, such as train.steps=100")
     if len(keys) == 1 and keys[0] not in _hints(Run):
-        sections = [section for section, cls in _sections() if keys[0] in _hints(cls)]
+        sections = sorted({section for section, cls in _sections() if keys[0] in _hints(cls)})
         sections = ["train"] if "train" in sections else sections
         if len(sections) != 1:
             known = {*_hints(Run), *(key for _, cls in _sections() for key in _hints(cls))}
@@ -298,12 +328,18 @@ def _apply(table: dict[str, Any], change: str) -> None:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
             raise UsageError(f"{name}: {'.'.join(keys[:i])} has no keys")
+    before = table.get(keys[-1])
+    for key in ALTERNATIVES.get(".".join(keys), ()) if text != "none" else ():  # the other one is not meant any more
+        table.pop(key, None)
+    if keys[0] == "model" and keys[-1] in BEGINNINGS and keys[-1] not in table:
+        table.clear()  # another model, of other sizes
     try:
         table[keys[-1]] = tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):
         table[keys[-1]] = text
-    if table[keys[-1]] in ("none", "None", ""):
-        del table[keys[-1]]
+    if keys[-1] == "kind":  # another kind has other keys
+        for key in [key for key in table if key != "kind" and before != table["kind"]]:
+            del table[key]
 
 
 def _sections() -> list[tuple[str, type[Spec]]]:
@@ -325,7 +361,11 @@ def _read(cls: type[S], table: Mapping[str, Any], path: str) -> S:
     unknown = next((key for key in table if key not in hints), None)
     if unknown is not None:
         raise UsageError(f"{_join(path, unknown)}: unknown key{nearest(unknown, hints)}")
-    values = {key: _value(hints[key], value, _join(path, key)) for key, value in table.items()}
+    values = {
+        key: _value(hints[key], value, _join(path, key))
+        for key, value in table.items()
+        if value != "none" or type(None) in get_args(hints[key])
+    }
     missing = next((key for key in hints if key not in values and not hasattr(cls, key)), None)
     if missing is not None:
         raise UsageError(f"{_join(path, missing)}: this key is needed")
@@ -340,16 +380,17 @@ def _read(cls: type[S], table: Mapping[str, Any], path: str) -> S:
 def _value(hint: Any, value: Any, path: str) -> Any:
     if isinstance(value, list) and get_origin(hint) is tuple and _specs(get_args(hint)[0]):
         return tuple(_value(get_args(hint)[0], item, f"{path}.{i}") for i, item in enumerate(value))
+    if value == "none":
+        return None
     choices = _specs(hint)
     if not choices or not isinstance(value, dict):
         return value
     if len(choices) == 1:
         return _read(choices[0], value, path)
     kinds = {choice.__name__.lower(): choice for choice in choices}
-    kind = value.get("kind")
+    kind = value.get("kind", next(iter(kinds)))
     if kind not in kinds:
-        found = nearest(kind, kinds) if isinstance(kind, str) else f" (known: {', '.join(kinds)})"
-        raise UsageError(f"{path}.kind: {'unknown: ' + repr(kind) if kind is not None else 'needed'}{found}")
+        raise UsageError(f"{path}.kind: unknown: {kind!r}{nearest(str(kind), kinds)}")
     return _read(kinds[kind], {key: item for key, item in value.items() if key != "kind"}, path)
 
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from ..errors import SublayerError, UsageError
 
 T = TypeVar("T")
+MARK = ".sublayer-run"  # the file that is locked; reading text passes over a folder that has one
 
 
 class Interrupted(SublayerError):
@@ -29,7 +30,7 @@ class Interrupted(SublayerError):
 
 
 class Stop:
-    """Whether Ctrl-C or SIGTERM has come, within a `with`; the loop asks between steps. A second Ctrl-C ends at once."""
+    """Whether Ctrl-C or SIGTERM has come, inside `with`; the loop asks between steps. A second Ctrl-C ends at once."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -59,6 +60,23 @@ class Stop:
 
 
 @contextmanager
+def ended_by_signal(message: str) -> Iterator[None]:
+    """Within it SIGTERM raises Interrupted with this message; Ctrl-C is Python's own KeyboardInterrupt."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(message, number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+@contextmanager
 def ranks(device: str) -> Iterator[torch.device]:
     """Joins the other ranks, where torchrun has started several, and yields this one's device.
 
@@ -73,6 +91,8 @@ def ranks(device: str) -> Iterator[torch.device]:
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"train.device: {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+    if found.type == "cuda":
+        torch.cuda.set_device(found)
     if several:
         dist.init_process_group("nccl" if found.type == "cuda" else "gloo")
     try:
@@ -113,7 +133,7 @@ def lock(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"out: {folder} cannot be made: {error.strerror}") from None
-    with open(folder / ".lock", "w") as file:
+    with open(folder / MARK, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -17,15 +17,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_type_hints
 
 import torch
 from torch import Tensor
@@ -33,11 +35,13 @@ from torch import Tensor
 from ..data.batches import Batches, Rows, windows
 from ..data.readers import Seen, documents, measure
 from ..data.shards import Progress, prepare
-from ..data.tokens import Tokens
+from ..data.tokens import Tokens, fingerprint
 from ..decoding import generate
 from ..errors import SublayerError, UsageError, WeightsError
 from ..files import replacing
+from ..nn.attention import Attention
 from ..nn.sublayer import Model, ModelOp
+from ..spec import Spec
 from ..text import Bytes, Characters, Tokenizer, Words, load_tokenizer
 from ..text.train import train_bpe
 from ..weights import load, save
@@ -45,19 +49,20 @@ from ..weights.load import load_into, read_json
 from . import checkpoint
 from .average import Ema, average_into
 from .blame import blame
-from .config import FREE, Run, RunSource
+from .config import LOOSE, Run, RunSource, free
 from .evaluate import Score, evaluate
 from .flops import flops_per_token, gemm_rate
 from .loss import IGNORED
 from .metrics import Evaluated, Metrics, MetricsFile, Record, Sample, TensorBoard, read_metrics
 from .objectives import Batch, objective
 from .plot import plot_loss
-from .process import Interrupted, Stop, first, lock, rank, ranks, world
+from .process import MARK, Interrupted, Stop, ended_by_signal, first, lock, rank, ranks, world
 from .recompute import recompute
 from .update import AUTOCAST, Precision, Scaler, Update, update
 from .view import Quiet, View
 
 END = "<|endoftext|>"
+BAD_BYTES = {"replace": "they are U+FFFD now", "skip": "their documents are left out"}
 T = TypeVar("T")
 
 
@@ -85,15 +90,22 @@ def train(run: Run, view: View | None = None, *, restart: bool = False) -> Resul
     Raises UsageError for a folder that holds another run, Interrupted after Ctrl-C or SIGTERM (all is saved then),
     NotFinite, and what reading text and writing files raise.
     """
-    view = view if view is not None else Quiet()
     out = Path(run.out)
-    with ranks(run.train.device) as device, lock(out):
-        first(lambda: _settle(run, out, restart=restart))
+    _look(run, out)
+    said = "stopped before the first step; the same command goes on with what is there"
+    with ranks(run.train.device) as device, lock(out), ended_by_signal(said):
+        view = view if view is not None and rank() == 0 else Quiet()
+        first(lambda: _settle(run, out, view, restart=restart) if rank() == 0 else None)
         result = _finished(out)
         if result is not None:
             view.note(f"finished already, at step {result.step}: {result.folder} (--restart begins anew)")
             return result
-        tokenizer = first(lambda: _tokenizer(run, out, view))
+        try:
+            tokenizer = first(lambda: _tokenizer(run, out, view))
+        except SublayerError:
+            if rank() == 0:
+                _leave(out)
+            raise
         spec = _spec(run, tokenizer)
         sources = first(lambda: [_tokens(run, source, out, tokenizer, view) for source in run.data.all_sources()])
         training = _Training(run, out, device, spec, tokenizer, sources, view)
@@ -103,35 +115,72 @@ def train(run: Run, view: View | None = None, *, restart: bool = False) -> Resul
             training.close()
 
 
-def _settle(run: Run, out: Path, *, restart: bool) -> None:
+def _settle(run: Run, out: Path, view: View, *, restart: bool) -> None:
     """Writes run.json, or finds the same run there."""
     path = out / "run.json"
     if restart and path.exists():
-        number = next(i for i in count(1) if not out.with_name(f"{out.name}.{i}").exists())
-        aside = out.with_name(f"{out.name}.{number}")
-        aside.mkdir()
-        for inner in sorted(out.iterdir()):  # the folder itself stays: it is locked
-            if inner.name != ".lock":
-                inner.rename(aside / inner.name)
+        _move_aside(out)
     if path.exists():
         before, now = _flat(read_json(path)), _flat(run.to_json())
         changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-        bound = [key for key in changed if not any(key == free or key.startswith(f"{free}.") for free in FREE)]
-        if bound:
-            key = bound[0]
+        changed = [key for key in changed if not _under(key, free(run))]
+        bound = next((key for key in changed if not _under(key, LOOSE)), None)
+        if bound is not None and not checkpoint.saved(out / "checkpoints"):
+            shutil.rmtree(out / "tokenizer", ignore_errors=True)  # it has not begun, and the text is still there
+        elif bound is not None:
             raise UsageError(
-                f"out: {out} holds another run, with {key} = {before.get(key)} and not {now.get(key)}; "
+                f"out: {out} holds another run, with {bound} = {before.get(bound)} and not {now.get(bound)}; "
                 "choose another out, or --restart, which moves that run aside"
             )
+        for key in changed:
+            view.note(f"{key} is {now.get(key)} now: the run goes on, but no longer as it was to the last bit")
     with replacing(path) as beside:
         beside.write_text(json.dumps(run.to_json(), indent=1) + "\n", encoding="utf-8")
 
 
-def _flat(data: Any, path: str = "") -> dict[str, Any]:
+def _look(run: Run, out: Path) -> None:
+    """Raises, before anything is made or read, what can be told from the configuration and the names of files."""
+    for source in run.data.all_sources() if not checkpoint.saved(out / "checkpoints") else ():
+        measure(source.paths)
+        for path in (source.paths,) if isinstance(source.paths, str) else source.paths:
+            if Path(path).is_dir() and out.exists() and Path(path).samefile(out):
+                raise UsageError(f"out: {out} is the folder of the text; choose another")
+    if run.model.start is None:
+        _spec_for(run, run.tokenizer.vocab).empty(device="meta")  # the vocabulary may still be another
+
+
+def _leave(out: Path) -> None:
+    """Takes a run's folder away that nothing has come into yet."""
+    if {path.name for path in out.iterdir()} <= {MARK, "run.json"}:
+        for path in out.iterdir():
+            path.unlink()
+        out.rmdir()
+
+
+def _under(key: str, names: Sequence[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _move_aside(out: Path) -> None:
+    """All of a run into a folder beside it; the folder itself stays, for it is locked."""
+    whole = out.resolve()
+    number = next(i for i in count(1) if not whole.with_name(f"{whole.name}.{i}").exists())
+    aside = whole.with_name(f"{whole.name}.{number}")
+    try:
+        aside.mkdir()
+        (aside / MARK).touch()
+        for inner in sorted(out.iterdir()):
+            if inner.name != MARK:
+                inner.rename(aside / inner.name)
+    except OSError as error:
+        raise UsageError(f"--restart: {out} cannot be moved to {aside}: {error.strerror}") from None
+
+
+def _flat(data: Any, path: str = "", depth: int = 0) -> dict[str, Any]:
     """{"train.batch": 16, …}"""
-    if not isinstance(data, dict) or not data:
+    if not isinstance(data, dict) or not data or depth > 10:
         return {path: data}
-    items = [_flat(value, f"{path}.{key}" if path else key) for key, value in data.items()]
+    items = [_flat(value, f"{path}.{key}" if path else key, depth + 1) for key, value in data.items()]
     return {key: value for item in items for key, value in item.items()}
 
 
@@ -141,25 +190,24 @@ def _finished(out: Path) -> Result | None:
         return None
     found = read_json(path)
     try:
-        score = Score(found["nats"], found["tokens"], found["bytes"])
-        return Result(out / "model", found["step"], score, found["seconds"])
-    except KeyError as error:
-        raise WeightsError(f"{path}: {error} is missing; remove the file to judge the run again") from None
+        score = Score(float(found["nats"]), int(found["tokens"]), int(found["bytes"]))
+        return Result(out / "model", int(found["step"]), score, float(found["seconds"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise WeightsError(f"{path}: damaged ({error}); remove the file, and the result is judged again") from None
 
 
 def _tokenizer(run: Run, out: Path, view: View) -> Tokenizer:
     """The tokenizer in the run's folder, put there first where it is not."""
     folder, config = out / "tokenizer", run.tokenizer
-    if (folder / "tokenizer.json").exists():
+    if folder.exists():
         tokenizer = load_tokenizer(folder)
         view.note(f"tokenizer: {tokenizer.size} ids, reused from {folder}")
         return tokenizer
-    source = config.path or run.model.start
-    specials = (END,) if config.end else ()
+    source, end = config.path or run.model.start, END if config.end else None
     if source is not None:
         tokenizer = load_tokenizer(Path(source))
     elif config.kind == "bytes":
-        tokenizer = Bytes(specials)
+        tokenizer = Bytes((END,) if config.end else ())
     else:
         texts = _watched(run, out, view, "reading for the tokenizer")
 
@@ -168,13 +216,16 @@ def _tokenizer(run: Run, out: Path, view: View) -> Tokenizer:
                 view.progress("joining byte pairs", done, total or 0)
 
         if config.kind == "bpe":
-            tokenizer = train_bpe(texts, config.vocab, pattern=config.pattern, end=END, progress=merged)
+            tokenizer = train_bpe(texts, config.vocab, pattern=config.pattern, end=end, progress=merged)
         elif config.kind == "characters":
-            tokenizer = Characters.train(texts, end=END if config.end else None)
+            tokenizer = Characters.train(texts, end=end)
         else:
-            tokenizer = Words.train(texts, config.vocab, end=END)
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(folder)
+            tokenizer = Words.train(texts, config.vocab, end=end)
+    beside = out / ".tokenizer.partial"  # both of its files are there, or neither
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    tokenizer.save(beside)
+    beside.rename(folder)
     view.note(f"tokenizer: {tokenizer.size} ids, {source or config.kind}")
     return load_tokenizer(folder)
 
@@ -189,31 +240,67 @@ def _watched(run: Run, out: Path, view: View, label: str) -> Iterator[str]:
             yield document.text
             view.progress(label, before + seen.bytes, total)
         before += seen.bytes
+        if seen.bad:
+            view.note(f"{seen.bad} places hold bytes that are not UTF-8: {BAD_BYTES[run.data.bad_bytes]}")
     view.progress(label, total, total)
 
 
 def _spec(run: Run, tokenizer: Tokenizer) -> Model:
-    """The architecture, checked against the tokenizer and the rows."""
-    spec = run.model.build_spec(tokenizer.size)
+    """The architecture, checked against the tokenizer, the rows and the objective."""
+    spec = _spec_for(run, tokenizer.size)
     if spec.vocab is not None and spec.vocab < tokenizer.size:
         raise UsageError(f"tokenizer: it has {tokenizer.size} ids, and the model a table of {spec.vocab}")
-    if spec.context is not None and spec.context < run.data.length:
-        raise UsageError(f"data.length: {run.data.length} is more than the model's {spec.context} positions")
+    if run.model.start is not None and run.tokenizer.path is not None:
+        own = Path(run.model.start) / "tokenizer.json"
+        if own.exists() and fingerprint(load_tokenizer(own.parent)) != fingerprint(tokenizer):
+            raise UsageError(f"tokenizer.path: {run.tokenizer.path} is not the tokenizer of {run.model.start}")
     return spec
 
 
+def _spec_for(run: Run, vocab: int) -> Model:
+    """The architecture with a vocabulary, checked against all but the tokenizer."""
+    spec = run.model.build_spec(vocab)
+    if spec.context is not None and spec.context < run.data.length:
+        raise UsageError(f"data.length: {run.data.length} is more than the model's {spec.context} positions")
+    if spec.decoder is None or spec.encoder is not None or spec.head is None:
+        raise UsageError(f"train.objective: {run.train.objective} trains decoders with a head, and nothing else")
+    sighted = next((path for path, part in _parts(spec) if isinstance(part, Attention) and not part.causal), None)
+    if sighted is not None:
+        raise UsageError(
+            f"train.objective: {run.train.objective}, but {sighted} sees what it is to predict: not causal"
+        )
+    return spec
+
+
+def _parts(spec: Any, path: str = "model") -> Iterator[tuple[str, Spec]]:
+    """Every spec inside a spec, with where it is."""
+    if isinstance(spec, tuple):
+        for i, item in enumerate(spec):
+            yield from _parts(item, f"{path}.{i}")
+    elif isinstance(spec, Spec):
+        yield path, spec
+        for name in get_type_hints(type(spec)):
+            yield from _parts(getattr(spec, name), f"{path}.{name}")
+
+
 def _tokens(run: Run, source: RunSource, out: Path, tokenizer: Tokenizer, view: View) -> tuple[Tokens, Tokens]:
-    """A source's tokens, to train on and held out; encoded first where they are not there."""
-    sources = run.data.all_sources()
-    name = source.name or (f"source-{sources.index(source)}" if len(sources) > 1 else "")
-    label = f"encoding {name}".strip()
+    """A source's tokens, to train on and held out; encoded first where they are not there.
+
+    Once there is a checkpoint they are taken as they are: the text may have changed or gone since.
+    """
+    folder = out / "data" / (source.name or "")
+    if checkpoint.saved(out / "checkpoints"):
+        train, held = Tokens.open(folder / "train"), Tokens.open(folder / "held")
+        train.check(tokenizer)
+        return train, held
+    label = f"encoding {source.name or ''}".strip()
 
     def progress(made: Progress) -> None:
         if made.share is not None:
             view.progress(label, made.share, 1.0)
 
     return prepare(
-        source.paths, tokenizer, out / "data" / name, held=run.data.held, field=source.field,
+        source.paths, tokenizer, folder, held=run.data.held, field=source.field,
         bad_bytes=run.data.bad_bytes, without=out, progress=progress, say=view.note,
     )  # fmt: skip
 
@@ -246,16 +333,26 @@ class _Training:
         self.judged, _ = objective(run.train.objective)  # by its code length alone
         end = tokenizer.eos[0] if tokenizer.eos else None
         self.collate = partial(collate, end=end, segments=run.data.segments)
-        self.step, self.seconds, self.score = 0, 0.0, Score(0.0, 0, 0)
+        self.step, self.seconds, self.score, self.judged_at = 0, 0.0, Score(0.0, 0, 0), 0
+        sizes = [(len(tokens), tokens.bytes) for tokens in self.batches.sources]
+        self.bytes_per_token = sum(size for _, size in sizes) / sum(tokens for tokens, _ in sizes)
         self.metrics = MetricsFile(out / "metrics.jsonl")
         self.board: TensorBoard | None = None
 
     def carry_out(self) -> Result:
         """Goes on from the newest checkpoint, to the end."""
         self._resume()
-        run, steps = self.run, self.run.steps
-        with self.view, Stop() as stop:
+        with self.view:
             self._begin()
+            self._advance_all(self.run.steps)
+            result = first(lambda: self._finish() if rank() == 0 else _finished(self.out))
+            assert result is not None
+            return result
+
+    def _advance_all(self, steps: int) -> None:
+        """The loop over the steps that are left."""
+        run = self.run
+        with Stop() as stop:
             while self.step < steps:
                 self._advance()
                 number, last = stop.agreed(), self.step == steps
@@ -267,9 +364,6 @@ class _Training:
                 if number is not None and not last:
                     where = f"step {self.step} of {steps}, which is saved"
                     raise Interrupted(f"stopped at {where}; the same command goes on from there", number)
-            result = first(lambda: self._finish() if rank() == 0 else _finished(self.out))
-            assert result is not None
-            return result
 
     def close(self) -> None:
         """Closes the files that are open while it runs."""
@@ -281,36 +375,52 @@ class _Training:
         """Tells the view what speed is to be measured by."""
         device = next(self.model.parameters()).device
         rate = gemm_rate(device, AUTOCAST.get(self.precision, torch.float32)) * world()
-        tokens, size = (sum(map(f, self.batches.sources)) for f in (len, lambda tokens: tokens.bytes))
         flops = flops_per_token(self.model, self.run.data.length)
-        self.view.begin(self.run.steps, done=self.step, flops=flops, gemm=rate, bytes_per_token=size / tokens)
+        warmup, steps = self.run.schedule.warmup, self.run.steps
+        if warmup > steps // 2:
+            self.view.note(f"schedule.warmup: {warmup} of {steps} steps, so the rate hardly reaches its peak")
+        self._try_sample()
+        self.view.begin(self.run.steps, done=self.step, flops=flops, gemm=rate, bytes_per_token=self.bytes_per_token)
 
     def _resume(self) -> None:
-        for found in reversed(checkpoint.saved(self.out / "checkpoints")):
+        found = checkpoint.saved(self.out / "checkpoints")
+        for one in reversed(found):
             try:
-                self._take(found.load_into(self.model), found.facts)
+                self._take(one)
             except WeightsError as error:  # damaged from outside: an older one will do
-                self.view.note(f"{found.path.name} is passed over: {error}")
+                self.view.note(f"{one.path.name} is passed over: {error}")
                 continue
-            self.step = found.step
-            self.view.note(f"goes on from step {found.step} of {self.run.steps}")
+            self.step = one.step
+            self.view.note(f"goes on from step {one.step} of {self.run.steps}")
             break
+        else:
+            if found:
+                raise WeightsError(f"{self.out}: no checkpoint is whole; --restart begins anew and keeps what is there")
         if rank() == 0:
-            self.metrics.cut(self.step)
+            try:
+                self.metrics.cut(self.step)
+            except SublayerError as error:
+                os.replace(self.metrics.path, self.metrics.path.with_suffix(".damaged"))
+                self.view.note(f"{error}; kept as {self.metrics.path.stem}.damaged")
             if self.run.save.tensorboard:
                 self.board = TensorBoard(self.out / "tensorboard", self.step)
 
-    def _take(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        parts: dict[str, dict[str, Tensor]] = {"optimizer": {}, "ema": {}}
-        for key, value in tensors.items():
-            part, _, name = key.partition("/")
-            parts[part][name] = value
+    def _take(self, found: checkpoint.Saved) -> None:
+        """Takes a checkpoint over. Raises WeightsError for a damaged one."""
+        facts, parts = found.facts, {"optimizer": dict[str, Tensor](), "ema": dict[str, Tensor]()}
+        try:
+            for key, value in found.tensors().items():
+                part, _, name = key.partition("/")
+                parts[part][name] = value
+            self.seconds, self.score = float(facts["seconds"]), Score(*facts["score"])
+            if self.scaler is not None and "scaler" in facts:  # not there if it was saved on another device
+                self.scaler = Scaler(*facts["scaler"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise WeightsError(f"{found.path}: not what a run has written ({error})") from None
         self.optimizer.load_state_tensors(parts["optimizer"])
         if self.ema is not None:
             self.ema.load_state_tensors(parts["ema"])
-        if self.scaler is not None:
-            self.scaler = Scaler(*facts["scaler"])
-        self.seconds, self.score = facts["seconds"], Score(*facts["score"])
+        found.load_into(self.model)
 
     def _advance(self) -> None:
         """One optimiser step."""
@@ -339,12 +449,13 @@ class _Training:
 
     def _report(self, made: Update) -> None:
         """Says what was not finite, where it came from and in which rows; raises NotFinite if the run is to stop."""
+        rows = self._rows()
         with _seeded(self.run.seed, self.step):
-            culprit = blame(self.model, self._micro(), self.objective, self.precision)
-        places = [place for rows in self._rows() for place in rows.where]
-        rows = "; ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
+            culprit, which = blame(self.model, self._micro(), self.objective, self.precision)
+        places = [place for one in (rows if which is None else [rows[which]]) for place in one.where]
+        shown = "; ".join(places[:4]) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
         what = "gradient" if math.isfinite(made.loss) else "loss"
-        said = f"step {self.step + 1}: the {what} is not finite: {culprit}; rows: {rows}"
+        said = f"step {self.step + 1}: the {what} is not finite: {culprit}; rows: {shown}"
         if self.run.train.non_finite == "stop":
             raise NotFinite(f"{said}. Lower the rate, or pass over such steps with train.non_finite=skip")
         self.view.note(f"{said}; the step is passed over")
@@ -357,6 +468,7 @@ class _Training:
             text = self._sample()
         self.seconds += time.monotonic() - began
         score = self.score
+        self.judged_at = self.step
         self._tell(Evaluated(self.step, score.loss, score.perplexity, score.bits_per_byte))
         if text is not None:
             self._tell(Sample(self.step, text))
@@ -365,15 +477,28 @@ class _Training:
         """The score on the held-out text of all sources; with a limit, on the first tokens of each, so many in all."""
         length, total = self.run.data.length, Score(0.0, 0, 0)
         share = min(1.0, limit / sum(map(len, self.held))) if limit is not None else 1.0
-        rows = max(1, 8192 // length)
+        rows = max(1, min(8192, limit or 8192) // length)
         for held in self.held:
-            count = math.ceil(share * len(held) / stride / rows)
+            count, text = math.ceil(share * len(held) / stride / rows), 0
+
+            def batches(chosen: Iterable[tuple[Rows, Tensor]]) -> Iterator[Batch]:
+                nonlocal text
+                for one in chosen:
+                    batch = self._labelled(*one)
+                    text += int(self._bytes_of[batch.labels[batch.labels != IGNORED]].sum())
+                    yield batch
+
             chosen = islice(windows(held, length, stride, rows), count)
-            batches = (self._labelled(*one) for one in (self._watched(chosen, count) if shown else chosen))
-            nats, tokens = evaluate(self.model, batches, self.judged, self.precision)
-            text = round(held.bytes * min(1.0, tokens / max(len(held) - 1, 1)))
+            asked = batches(self._watched(chosen, count) if shown else chosen)
+            nats, tokens = evaluate(self.model, asked, self.judged, self.precision)
+            text = held.bytes if limit is None else text  # some tokenizers' ids do not tell what they were made of
             total = Score(total.nats + nats, total.tokens + tokens, total.bytes + text)
         return total
+
+    @cached_property
+    def _bytes_of(self) -> Tensor:
+        """[V]: bytes of text that each id stands for."""
+        return torch.tensor([len(self.tokenizer.token_bytes(token)) for token in range(self.tokenizer.size)])
 
     def _watched(self, batches: Iterator[T], total: int) -> Iterator[T]:
         """The same, with progress."""
@@ -397,6 +522,14 @@ class _Training:
         (made,) = generate(self.model, [prompt], tokenizer=tokenizer, seed=self.run.seed, **options)
         return config.sample + (made.text or "")
 
+    def _try_sample(self) -> None:
+        """A sample that cannot be written is told before the first step."""
+        if self.run.eval.sample_tokens:
+            try:
+                self._sample()
+            except SublayerError as error:
+                raise UsageError(f"eval.sample: {self.run.eval.sample!r} cannot be gone on with: {error}") from None
+
     def _tell(self, record: Record) -> None:
         """Writes a line and shows it; where it cannot be written, training matters more."""
         if rank() == 0:
@@ -409,8 +542,11 @@ class _Training:
             self.view.show(record)
 
     def _draw(self) -> None:
-        """loss.png, of all that metrics.jsonl holds."""
-        plot_loss(self.out / "loss.png", read_metrics(self.metrics.path))
+        """loss.png, of all that metrics.jsonl holds; a picture that cannot be drawn stops nothing."""
+        try:
+            plot_loss(self.out / "loss.png", read_metrics(self.metrics.path), bytes_per_token=self.bytes_per_token)
+        except (OSError, SublayerError) as error:
+            self.view.note(f"loss.png is not drawn: {error}")
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
@@ -424,20 +560,25 @@ class _Training:
         if self.ema is not None:
             tensors |= {f"ema/{name}": t for name, t in self.ema.state_tensors().items()}
         facts: dict[str, Any] = {"seconds": self.seconds, "score": [*asdict(self.score).values()]}
-        if self.score.tokens:
+        if self.judged_at == self.step:
             facts["held_loss"] = self.score.loss
         if self.scaler is not None:
             facts["scaler"] = [self.scaler.scale, self.scaler.good]
         folder = self.out / "checkpoints"
         try:
             checkpoint.write(folder, self.step, self.model, self.tokenizer, tensors, facts)
-            checkpoint.prune(folder, self.run.save.keep, "held_loss")
-            self._draw()
-        except (OSError, WeightsError) as error:
+            checkpoint.prune(folder, self.run.save.keep, "held_loss", self._regular)
+        except (OSError, SublayerError) as error:
             said = f"step {self.step} could not be saved: {error}"
             if needed:
                 raise SublayerError(f"{said}. Make room, then give the same command: nothing saved is lost") from None
             self.view.note(f"{said}; training goes on")
+            return
+        self._draw()
+
+    def _regular(self, one: checkpoint.Saved) -> bool:
+        """Whether a checkpoint would be there without any interruption."""
+        return one.step % self.run.save.every == 0 or one.step == self.run.steps
 
     def _finish(self) -> Result:
         """Judges the result on all held-out text, and writes it."""
@@ -447,13 +588,16 @@ class _Training:
             if chosen is not None:
                 load_into(self.model, chosen.path)
         elif run.save.average > 1:
-            average_into(self.model, [one.path for one in found[-run.save.average :]])
+            chosen = [one.path for one in found if self._regular(one)][-run.save.average :]
+            if len(chosen) < run.save.average:
+                self.view.note(f"save.average: there are only {len(chosen)} checkpoints to average")
+            average_into(self.model, chosen)
         began = time.monotonic()
         with self._averaged():
             stride = run.eval.stride or max(1, run.data.length // 4)
             score = self._score(min(stride, run.data.length), run.eval.final, shown=True)
+            self.tokenizer.save(self.out / "model")
             save(self.model, self.out / "model")
-        self.tokenizer.save(self.out / "model")
         seconds = self.seconds + time.monotonic() - began
         about = {**asdict(score), "loss": score.loss, "perplexity": score.perplexity}
         about |= {"bits_per_byte": score.bits_per_byte if score.bytes else None, "step": self.step, "seconds": seconds}

@@ -57,7 +57,7 @@ class Scaler:
     def adjust(self, finite: bool) -> None:
         self.good = self.good + 1 if finite else 0
         if not finite:
-            self.scale /= 2
+            self.scale = max(self.scale / 2, self.LEAST / 2)
         elif self.good == 2000:
             self.scale, self.good = self.scale * 2, 0
 
@@ -95,8 +95,10 @@ def update(
         optimizer.zero_grad()
         return Update(0.0, 0, 0.0, taken=False)
     if world() > 1:  # a rank whose rows hold no token has no gradient, and still has to take part
-        for parameter in parameters:
-            if parameter.grad is None:
+        having = torch.tensor([float(p.grad is not None) for p in parameters], device=device)
+        _add_ranks([having])
+        for parameter, count in zip(parameters, having.tolist(), strict=True):
+            if count and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         _add_ranks([p.grad for p in parameters if p.grad is not None])
     norm = float(clip(parameters, math.inf if limit is None else limit, 1 / (tokens * scale)))

@@ -90,7 +90,8 @@ def read_spec(folder: Path) -> tuple[Model, Any]:
     ours, theirs = folder / "spec.json", folder / "config.json"
     path = ours if ours.exists() else theirs
     if not path.exists():
-        raise WeightsError(f"{folder}: neither spec.json (Sublayer) nor config.json (Hugging Face) is in it")
+        inner = f"; its result is {folder / 'model'}" if (folder / "model" / "spec.json").exists() else ""
+        raise WeightsError(f"{folder}: neither spec.json (Sublayer) nor config.json (Hugging Face) is in it{inner}")
     try:
         return (Model.from_json(read_json(ours)), None) if path is ours else from_hf(read_json(theirs))
     except SpecError as error:
