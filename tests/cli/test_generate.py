@@ -84,7 +84,7 @@ def test_without_a_tokenizer_ids_go_in_and_out(tmp_path, run) -> None:
     assert (code, out) == (0, " ".join(map(str, row.ids)) + "\n")
     code, out, err = run(tmp_path, "--prompt", "So")
     assert (code, out) == (1, "")
-    assert err == f"sublayer: {tmp_path}: no tokenizer.json there, neither Sublayer's own nor Hugging Face's\n"
+    assert err == f"sublayer: {tmp_path}: no tokenizer.json there, nor a tokenizer in another format\n"
 
 
 @pytest.mark.parametrize(

@@ -93,3 +93,8 @@ def test_unknown_keys_and_wrong_values_are_refused() -> None:
     with pytest.raises(InputError, match="Bytes.specials: expected a list of strings"):
         Bytes.from_json({"type": "Bytes", "specials": "<|end|>"})
     assert Bytes.from_json(json.loads('{"type": "Bytes"}')) == Bytes()
+
+
+def test_a_framed_text_begins_as_documents_do_in_training() -> None:
+    assert Bytes(("<|end|>",)).encode("ab", framed=True) == [256, 97, 98]
+    assert Bytes().encode("ab", framed=True) == [97, 98]

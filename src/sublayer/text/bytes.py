@@ -35,7 +35,9 @@ class Bytes:
         return (BYTES,) if self.specials else ()
 
     def encode(self, text: str, *, framed: bool = False, specials: Policy = "text") -> list[int]:
-        return self._encode(text, specials).tolist()
+        """As Tokenizer.encode; framed: after the id that ends texts, with which documents begin in training too."""
+        ids = self._encode(text, specials).tolist()
+        return [*self.eos, *ids] if framed else ids
 
     def encode_batch(self, texts: Sequence[str], *, specials: Policy = "text") -> list[Ids]:
         return [self._encode(text, specials) for text in texts]
