@@ -1,8 +1,9 @@
 """A training step side by side: forward, backward, clipping and fused AdamW, against transformers and litgpt.
 
 GPT-2 and Llama of 6 layers, 6 heads and width 384, rows of 256 tokens, fp32; 10.6M parameters beside the vocabulary's
-256 or 50,304 rows, tied. transformers starts from our weights and sees our batches, so its losses must be ours. Each
-contender is a process of its own; they take turns. Peak memory is what such a process held above its imports.
+256 or 50,304 rows, tied. Ours and transformers begin with the same weights, and all see the same batches, so that
+their losses must be equal. Each contender is a process of its own; they take turns. Peak memory is what such a process
+held above its imports.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from typing import IO, Any
 
 import torch
 
+import sublayer
 from bench.harness import ROOT, Options, Row, progress, report, single
 
 FAMILIES = ("gpt2", "llama")
 VOCABULARIES = (256, 50304)
-SIZES = {"dim": 384, "layers": 6, "heads": 6, "hidden": 1024, "length": 256, "rows": 4}
+SIZES = {"dim": 384, "layers": 6, "heads": 6, "hidden": 1024, "length": 256, "rows": 8}
 TRANSFORMERS, LITGPT = "transformers", "litgpt"
 CURVE = 1e-4  # by how much the loss may differ from that of transformers, from the same weights on the same batches
 SCRIPT = Path(__file__).parent / "peers" / "train_step.py"
@@ -49,9 +51,10 @@ def main(options: Options) -> None:
 
 def _compared(family: str, vocab: int, pythons: dict[str, str], options: Options) -> list[Row]:
     name = f"{family}, vocabulary {vocab:,}"
-    rounds, steps = (2, 1) if options.quick else (9, 3) if vocab < 1000 else (7, 2)
+    rounds, steps = (2, 1) if options.quick else (9, 2) if vocab < 1000 else (7, 1)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
+        _write(family, vocab, folder)
         shape = SIZES | {"family": family, "vocab": vocab, "weights": folder, "threads": torch.get_num_threads()}
         contenders = {who: stack.enter_context(_started(python, who, shape)) for who, python in pythons.items()}
         for turn in range(rounds + 1):  # the first one warms up
@@ -60,6 +63,16 @@ def _compared(family: str, vocab: int, pythons: dict[str, str], options: Options
             for contender in order[turn % len(order) :] + order[: turn % len(order)]:
                 contender.run(steps, warm=turn == 0)
     return _rows(name, contenders, vocab, SIZES["rows"] * SIZES["length"] * steps)
+
+
+def _write(family: str, vocab: int, folder: str) -> None:
+    """The weights that ours and transformers begin with."""
+    dim, layers, heads, hidden = (SIZES[name] for name in ("dim", "layers", "heads", "hidden"))
+    if family == "gpt2":
+        spec = sublayer.recipes.gpt2(dim, layers, heads, vocab, SIZES["length"])
+    else:
+        spec = sublayer.recipes.llama(dim, layers, heads, heads, hidden, vocab, tied=True)
+    sublayer.save(spec.build(seed=0), folder, layout="hf")
 
 
 def _rows(name: str, contenders: dict[str, Contender], vocab: int, tokens: int) -> list[Row]:
@@ -134,7 +147,7 @@ def _started(python: str, who: str, shape: dict[str, Any]) -> Iterator[Contender
     ):
         contender = Contender(process, complaints)
         try:
-            contender.facts = contender.answer()  # built: the next one may read what this one saved
+            contender.facts = contender.answer()  # built
             yield contender
         finally:
             process.terminate()
