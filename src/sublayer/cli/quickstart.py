@@ -25,7 +25,7 @@ def command(
 ) -> None:
     """Train a tokenizer and a small Llama-type model on Python's own library, judge the model, and show it all.
 
-    It takes about five minutes on two cores. Stopped, the same command goes on; finished, it says what it came to.
+    It takes three to six minutes on two cores. Stopped, the same command goes on; finished, it says what it came to.
     """
     from ..inspect.report import write_report
     from ..inspect.run import a_line, judge, report
