@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -127,7 +128,7 @@ def test_paths_are_looked_up_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the list of paths is empty"):
         documents([])
     with pytest.raises(UsageError, match=r"bad_bytes='ignore': no such policy \(known: error, replace, skip\)"):
-        documents(tmp_path, bad_bytes="ignore")  # type: ignore[arg-type]
+        documents(tmp_path, bad_bytes=cast(Any, "ignore"))
 
 
 def test_a_pipe_is_refused_and_does_not_block(tmp_path: Path) -> None:

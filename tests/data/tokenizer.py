@@ -34,12 +34,25 @@ class Letters:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self.alphabet[id // self.step] for id in ids)
 
-    def stream(self) -> Any:
-        raise NotImplementedError
+    def stream(self) -> "LetterStream":
+        return LetterStream(self)
 
     def token_bytes(self, token: int) -> bytes:
         place, rest = divmod(token, self.step)
         return b"" if rest or place >= len(self.alphabet) else self.alphabet[place].encode()
 
     def save(self, folder: Path | str) -> None:
-        raise NotImplementedError
+        (Path(folder) / "alphabet.txt").write_text(self.alphabet, encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class LetterStream:
+    """A letter at a time."""
+
+    letters: Letters
+
+    def push(self, token: int) -> str:
+        return self.letters.decode([token])
+
+    def finish(self) -> str:
+        return ""

@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -188,7 +188,7 @@ def test_templates_are_read_from_where_checkpoints_keep_them(tmp_path: Path) -> 
 
 
 def test_a_file_that_is_no_template_is_named(tmp_path: Path) -> None:
-    folder = tokenizer_folder(tmp_path, 7)  # type: ignore[arg-type]
+    folder = tokenizer_folder(tmp_path, cast(Any, 7))
     with pytest.raises(InputError, match=r"tokenizer_config.json: chat_template is a text"):
         ChatTemplate.read(folder)
     (folder / "chat_template.jinja").write_bytes(b"ab\xff")

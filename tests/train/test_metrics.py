@@ -132,7 +132,6 @@ def test_no_file_is_one_line(tmp_path: Path) -> None:
         MetricsFile(tmp_path / "file" / "metrics.jsonl").write(LINES[0])
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs limits on a process's files")
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     """The limit on a file's size stands for the disk: the write that crosses it is cut short."""
     import resource

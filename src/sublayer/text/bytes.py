@@ -1,24 +1,22 @@
 """Bytes: the tokenizer that needs no training — an id is a byte of the text's UTF-8."""
 
 import codecs
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import InputError, nearest
-from ..files import replacing
-from .tokenizer import Ids, Names, Policy, check_id, check_policy, utf8
+from .plain import Plain
+from .tokenizer import Ids, Names, check_id, utf8
 
 BYTES = 256
 
 
 @dataclass(frozen=True)
-class Bytes:
+class Bytes(Plain):
     """Ids 0 to 255 are bytes; the specials follow from 256 on, the first of them being the one that ends a text.
 
     decode(encode(text)) == text for every text. See Tokenizer for what the methods promise.
@@ -34,26 +32,11 @@ class Bytes:
     def eos(self) -> tuple[int, ...]:
         return (BYTES,) if self.specials else ()
 
-    def encode(self, text: str, *, framed: bool = False, specials: Policy = "text") -> list[int]:
-        """As Tokenizer.encode; framed: after the id that ends texts, with which documents begin in training too."""
-        ids = self._encode(text, specials).tolist()
-        return [*self.eos, *ids] if framed else ids
-
-    def encode_batch(self, texts: Sequence[str], *, specials: Policy = "text") -> list[Ids]:
-        return [self._encode(text, specials) for text in texts]
-
-    def _encode(self, text: str, specials: Policy) -> Ids:
-        check_policy(specials)
-        if specials == "error":
-            self._names.refuse(text)
-        if specials != "special":
-            return np.frombuffer(utf8(text), np.uint8).astype(np.uint32)
-        utf8(text)  # refuses a surrogate with its place in the whole text
-        parts = [part if isinstance(part, int) else list(utf8(part)) for part in self._names.split(text)]
-        return np.hstack([np.empty(0, np.uint32), *parts]).astype(np.uint32)
+    def look_up(self, text: str, place: int) -> Ids:
+        return np.frombuffer(utf8(text), np.uint8).astype(np.uint32)
 
     @cached_property
-    def _names(self) -> Names:
+    def names(self) -> Names:  # pyright: ignore[reportIncompatibleVariableOverride]
         return Names({name: BYTES + i for i, name in enumerate(self.specials)})
 
     def decode(self, ids: Sequence[int], errors: str = "replace") -> str:
@@ -82,13 +65,6 @@ class Bytes:
         if not isinstance(specials, list) or not all(isinstance(special, str) for special in specials):
             raise InputError(f"Bytes.specials: expected a list of strings, got {specials!r}")
         return cls(tuple(specials))
-
-    def save(self, folder: Path | str) -> None:
-        """Writes tokenizer.json into folder."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / "tokenizer.json") as path:
-            path.write_text(json.dumps(self.to_json(), ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 class ByteStream:

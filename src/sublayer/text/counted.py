@@ -4,27 +4,26 @@ They are here to be compared with. What they have not counted they cannot write:
 they have an id for the unknown, lost, and shown as U+FFFD. How much that is, `sublayer tokenizer audit` says.
 """
 
-import json
 import re
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from ..errors import InputError, UsageError, nearest
-from ..files import replacing
-from .tokenizer import Ids, Names, Policy, check_id, check_policy, utf8
+from .plain import Plain
+from .tokenizer import Ids, Names, check_id, utf8
 from .train import Progress, count_pieces
 
 LOST = "\ufffd"
 
 
 @dataclass(frozen=True)
-class _Counted:
+class _Counted(Plain):
     """The units in order of their ids, then the id of the unknown, then the one that ends a text, if there are such."""
 
     units: Sequence[str]
@@ -56,30 +55,13 @@ class _Counted:
     def unknown_id(self) -> int | None:
         return None if self.unknown is None else len(self.units)
 
-    def encode(self, text: str, *, framed: bool = False, specials: Policy = "text") -> list[int]:
-        """As Tokenizer.encode; framed: after the id that ends texts. Raises InputError also for an unknown unit."""
-        ids = self._encode(text, specials).tolist()
-        return [*self.eos, *ids] if framed else ids
-
-    def encode_batch(self, texts: Sequence[str], *, specials: Policy = "text") -> list[Ids]:
-        return [self._encode(text, specials) for text in texts]
-
-    def _encode(self, text: str, specials: Policy) -> Ids:
-        check_policy(specials)
+    def look_up(self, text: str, place: int) -> Ids:
         utf8(text)
-        if specials == "error":
-            self._names.refuse(text)
-        if specials != "special":
-            return self._find(text, 0)
-        parts, place = [np.empty(0, np.uint32)], 0
-        for part in self._names.split(text):
-            parts.append(self._find(part, place) if isinstance(part, str) else np.array([part], np.uint32))
-            place += len(part) if isinstance(part, str) else len(self.end or "")
-        return np.concatenate(parts)
+        return self.find(text, place)
 
-    def _find(self, text: str, place: int) -> Ids:
-        """The ids of a text that begins at `place` of a longer one."""
-        raise NotImplementedError
+    @abstractmethod
+    def find(self, text: str, place: int) -> Ids:
+        """The ids of a text without surrogates that begins at `place` of a longer one."""
 
     def _known(self, found: np.ndarray, units: Sequence[str], place: int) -> Ids:
         """found: an id for each of units, -1 where there is none."""
@@ -110,7 +92,7 @@ class _Counted:
         return self.units[token].encode() if token < len(self.units) else b""
 
     @cached_property
-    def _names(self) -> Names:
+    def names(self) -> Names:  # pyright: ignore[reportIncompatibleVariableOverride]
         return Names({} if self.end is None else {self.end: self.size - 1})
 
     def to_json(self) -> dict[str, Any]:
@@ -136,13 +118,6 @@ class _Counted:
             return cls(units, end, unknown)
         except UsageError as error:
             raise InputError(str(error)) from None
-
-    def save(self, folder: Path | str) -> None:
-        """Writes tokenizer.json into folder."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / "tokenizer.json") as path:
-            path.write_text(json.dumps(self.to_json(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 class CountedStream:
@@ -188,7 +163,7 @@ class Characters(_Counted):
             raise InputError("no text to train on: all texts are empty, or there are none")
         return cls("".join(sorted(found)), end, unknown)
 
-    def _find(self, text: str, place: int) -> Ids:
+    def find(self, text: str, place: int) -> Ids:
         codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
         return self._known(self._table[np.minimum(codes, len(self._table) - 1)], text, place)
 
@@ -238,7 +213,7 @@ class Words(_Counted):
         ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         return cls(tuple(word for word, _ in islice(ranked, wanted)), end, unknown)
 
-    def _find(self, text: str, place: int) -> Ids:
+    def find(self, text: str, place: int) -> Ids:
         words = WORD.findall(text)
         ids = self._ids
         return self._known(np.fromiter((ids.get(word, -1) for word in words), np.int64, len(words)), words, place)

@@ -105,6 +105,10 @@ class Names:
         if start < len(text):
             yield text[start:] if start else text
 
+    def length(self, token: int) -> int:
+        """Characters of a token's name."""
+        return next(len(name) for name, known in self._ids.items() if known == token)
+
     def refuse(self, text: str) -> None:
         """Raises InputError if a name stands in text."""
         if found := self._pattern.search(text):

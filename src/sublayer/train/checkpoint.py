@@ -62,7 +62,7 @@ def write(
     tensors: Mapping[str, Tensor],
     facts: Mapping[str, Any],
 ) -> Saved:
-    """Writes folder/step-XXXXXXXX beside, then renames it. Raises OSError or WeightsError, with all else untouched."""
+    """Writes a checkpoint beside, then renames it. Raises OSError or WeightsError, with all else untouched."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"step-{step:08d}"
     beside = folder / f".{target.name}.{os.getpid()}.partial"

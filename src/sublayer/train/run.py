@@ -3,7 +3,7 @@
     out/run.json         the configuration
     out/tokenizer/       the tokenizer, trained on the run's text or copied
     out/data/            each source's tokens, to train on and held out
-    out/checkpoints/     step-XXXXXXXX: models that the run goes on from
+    out/checkpoints/     step-00000200 and so on: models that the run goes on from
     out/metrics.jsonl    a line a step; evaluations and samples too
     out/loss.png         the same as a picture
     out/model/           the result
