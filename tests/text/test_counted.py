@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sublayer.errors import InputError, UsageError
-from sublayer.text import Characters, Tokenizer, Words, load_tokenizer
+from sublayer.text import Bytes, Characters, Tokenizer, Words, load_tokenizer
 
 END = "<|endoftext|>"
 VERSE = "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\nSpeak, speak.\n"
@@ -155,3 +155,9 @@ def test_files_that_are_none_are_refused(data, reason, tmp_path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(data))
     with pytest.raises(InputError, match=re.escape(reason)):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("tokenizer", [Characters("ab", "<|end|>"), Bytes(("<|end|>",))])
+def test_a_surrogate_behind_a_special_token_is_told_by_its_place_in_the_whole_text(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InputError, match="character 8 of the text is U\\+D800"):
+        tokenizer.encode("a<|end|>\ud800", specials="special")
