@@ -2,9 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
-
-import tokenizers
 
 from ..errors import InputError
 from .build import byte_level
@@ -26,17 +23,7 @@ class BytePairs(Pretrained):
     left, by the tokenizers library.
     """
 
-    def __init__(
-        self,
-        model: tokenizers.Tokenizer,
-        *,
-        eos: tuple[int, ...] = (),
-        unknown: int | None = None,
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Takes model over, as Pretrained does."""
-        super().__init__(model, eos=eos, unknown=unknown, config=config)
-        self._encoded = 0  # characters so far
+    _encoded = 0  # characters so far
 
     @classmethod
     def from_ranks(
