@@ -74,7 +74,7 @@ class Contacts(nn.Linear):
     def __init__(self, dim: int, pair: int, classes: int) -> None:
         super().__init__(pair, classes)
 
-    def forward(self, x: Streams, table: None = None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(self, x: Streams, step: Step, table: None = None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return super().forward(x["pair"])
 
 

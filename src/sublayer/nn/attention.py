@@ -17,7 +17,7 @@ from ..step import Shared, Step
 from .attend import Kernel, attend
 from .initialise import Init
 from .mask import Mask
-from .op import Context, Op, Part
+from .op import Context, Growth, Op, Part
 from .position import Shaw
 from .projection import Projection
 from .rope import Rope, rotate
@@ -81,6 +81,10 @@ class Attention(Part):
             "cross-attention has no position: distances between two different sequences mean nothing",
         )
         self.require(0 <= self.dropout < 1, f"dropout is a share from 0 to below 1, got {self.dropout}")
+
+    @property
+    def growth(self) -> Growth:
+        return Growth("n w d", "1", "n/w") if self.window else Growth("n² d", "1", "1")
 
     def build(self, dim: int, context: Context) -> AttentionOp:
         return AttentionOp(self, dim, context)

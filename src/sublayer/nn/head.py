@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import SpecError
+from ..step import Step
 from .initialise import Init, normal
 from .op import Context, Part
 
@@ -45,7 +46,7 @@ class HeadOp(nn.Module):
         if self.bias is not None:
             self.bias.zero_()
 
-    def forward(self, x: Tensor, table: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, step: Step | None = None, table: Tensor | None = None) -> Tensor:
         weight = self.weight if self.weight is not None else table
         assert weight is not None
         logits = F.linear(x * self.spec.scale if self.spec.scale != 1.0 else x, weight, self.bias)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,13 @@ class Op(nn.Module):
     `state()` declares what the op keeps while decoding; the op reads and writes it through the view it is given and
     allocates nothing. `residual_outputs` names the child linears that write into the residual stream: some recipes
     start those smaller. `matrices` names parameters of the op's own that are weights of linear maps: they decay in
-    training, as a linear's do, and its other parameters do not.
+    training, as a linear's do, and its other parameters do not. `idle` counts the parameters that a token does not go
+    through (experts it is not sent to).
     """
 
     residual_outputs: tuple[str, ...] = ()
     matrices: tuple[str, ...] = ()
+    idle: int = 0
 
     def state(self) -> dict[str, Leaf]:
         """The declared leaves, by name; empty for an op without memory."""
@@ -58,8 +60,24 @@ class Context:
         return self.rotary.index(key)
 
 
+class Growth(NamedTuple):
+    """How an op that mixes positions grows with length n, in the terms of Vaswani et al. 2017, table 1."""
+
+    work: str
+    """Operations a layer, such as "n² d"; d is the width, k a kernel or rank, w a window, s a state size."""
+    steps: str
+    """Operations that must follow one another while training."""
+    path: str
+    """The longest way between two positions, in layers."""
+
+
 class Part(Spec):
     """A spec that builds a module: `build(dim, context)` for a residual stream of width dim."""
+
+    @property
+    def growth(self) -> Growth | None:
+        """How it grows with length; None for what mixes no positions."""
+        return None
 
     def build(self, dim: int, context: Context) -> nn.Module:
         """The module, with parameters on the current default device. Raises SpecError for sizes that do not fit."""

@@ -18,7 +18,7 @@ from .embed import Embed
 from .geometry import locate, share
 from .head import Head
 from .initialise import Init, initialise
-from .op import Context, Extras, Part, Tree, scoped
+from .op import Context, Extras, Op, Part, Tree, scoped
 from .position import Learned
 from .rope import Rope
 
@@ -286,6 +286,11 @@ class Model(Part):
         """How many parameters the model has, counted on meta; a tied table counts once."""
         return sum(parameter.numel() for parameter in self.build(device="meta").parameters())
 
+    def active_parameters(self) -> int:
+        """How many of them a token goes through: all but those of the experts it is not sent to."""
+        modules = self.build(device="meta").modules()
+        return self.parameters() - sum(module.idle for module in modules if isinstance(module, Op))
+
 
 class ModelOp(nn.Module):
     """The built model. `model.spec` is what it was built from."""
@@ -326,7 +331,7 @@ class ModelOp(nn.Module):
         if state is not None and done.shared is not None and done.shared.place is not None:
             state.advance(done.shared.place)
         if output == "logits" and self.head is not None:
-            x = self.head(x, self.table())
+            x = self.head(x, done, self.table())
         return (x, extras) if extras else x
 
     def encode(self, source: Any, step: Step | None = None) -> tuple[Tensor, Step]:
@@ -353,11 +358,11 @@ class ModelOp(nn.Module):
 
         return generate(self, prompts, **options)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The head alone: hidden vectors […, D] → logits […, V]."""
+    def logits(self, hidden: Tensor, step: Step | None = None) -> Tensor:
+        """The head alone: hidden vectors […, D] → logits […, V]. step: the geometry, for heads that pool."""
         if self.head is None:
             raise InputError("the model has no head: its outputs are hidden vectors")
-        return self.head(hidden, self.table())
+        return self.head(hidden, step, self.table())
 
     def table(self) -> Tensor | None:
         """The embedding's table [V, D] where the head is tied to it, else None."""

@@ -6,19 +6,53 @@ config.json, by architecture), `to_hf`, and EXEMPT: the contracts without meanin
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from ..errors import SpecError, UsageError, nearest
 from ..nn.sublayer import Model
-from .gpt2 import gpt2
-from .llama import llama
 
-FAMILIES = ("gpt2", "llama")
+if TYPE_CHECKING:
+    from .gpt2 import gpt2
+    from .llama import llama
+
+FAMILIES = (
+    "gpt2",
+    "llama",
+)
 CONTRACTS = ("parity", "size", "incremental", "packing", "padding", "kernels", "round trip", "compile", "learning")
 
-__all__ = ["CONTRACTS", "FAMILIES", "family", "from_hf", "gpt2", "llama", "model", "names_of_sizes", "to_hf"]
+__all__ = [
+    "CONTRACTS",
+    "FAMILIES",
+    "family",
+    "from_hf",
+    "gpt2",
+    "llama",
+    "model",
+    "names_of_sizes",
+    "to_hf",
+]
+
+
+class _Recipes(ModuleType):
+    """This package: a family's name is its function, though the import system would bind it to the family's module."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = name in FAMILIES and isinstance(value, ModuleType)
+        super().__setattr__(name, getattr(value, name) if own else value)
+
+
+sys.modules[__name__].__class__ = _Recipes
+
+
+def __getattr__(name: str) -> Any:
+    if name not in FAMILIES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{nearest(name, __all__)}")
+    return getattr(family(name), name)  # families are imported when they are asked for
 
 
 def family(name: str) -> Any:
