@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,12 +69,15 @@ def raised() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def oracle(family: Any, *, base: bool = False, **changes: Any) -> PreTrainedModel:
-    """A tiny fp64 model of theirs. No parameter is at a value that would hide it: biases and norms are drawn too."""
-    config = family(**SMALL[family] | changes)
+def oracle(family: Any, *, base: bool = False, made: Any = None, **changes: Any) -> PreTrainedModel:
+    """A tiny fp64 model of theirs, by its configuration class; `made` is the model's class where it is no causal one.
+
+    No parameter is at a value that would hide it: biases and norms are drawn too.
+    """
+    config = family(**SMALL.get(family, {}) | changes)
     config._attn_implementation = "eager"
     with raised(), warnings.catch_warnings(action="ignore"):
-        made: Any = (BASES if base else MODELS)[family]
+        made = made or (BASES if base else MODELS)[family]
         model: PreTrainedModel = made(config).double().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -120,19 +123,42 @@ def compare(
     real = torch.ones_like(ids, dtype=torch.bool) if real is None else real
     with raised():
         expected = theirs(ids, use_cache=False, **inputs).logits
-    logits = ours(ids, step)
-    assert logits.dtype == torch.float64
+    found = ours(ids, step)
+    logits = found[0] if isinstance(found, tuple) else found
     close(logits[real], expected[real], "logits")
-    losses = [_loss(answer, ids, real) for answer in (logits, expected)]
+    agree(theirs, ours, folder, logits, expected, lambda answer: _loss(answer, ids, real))
+
+
+def agree(
+    theirs: nn.Module,
+    ours: ModelOp,
+    folder: Path,
+    found: Tensor,
+    expected: Tensor,
+    loss: Callable[[Tensor], Tensor] = lambda answer: answer.square().mean(),
+    unread: Sequence[str] = (),
+) -> None:
+    """The same answer, loss and gradient of every parameter; for models that are asked in their own ways.
+
+    `unread` are their parameters that the answer does not depend on, which then must be so on both sides. `folder` is
+    where ours was loaded from: its config.json names the checkpoint table.
+    """
+    assert found.dtype == torch.float64
+    close(found, expected, "answer")
+    losses = [loss(answer) for answer in (found, expected)]
     close(losses[0], losses[1], "loss")
-    for loss in losses:
-        loss.backward()
-    gradients = exported(ours, folder, {name: p.grad for name, p in ours.named_parameters()})
+    for one in losses:
+        one.backward()
+    zero = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in ours.named_parameters()}
+    gradients = exported(ours, folder, zero)
     wanted = {name: p.grad for name, p in theirs.named_parameters()}
     assert gradients.keys() == wanted.keys()
     for name, gradient in wanted.items():
-        assert gradient is not None, name
-        close(gradients[name], gradient, f"gradient of {name}")
+        if gradient is None or not gradient.any():
+            assert not gradients[name].any(), f"{name} has a gradient in ours alone"
+            assert name in unread, f"{name}: nothing compares it; say so in `unread` if that is right"
+        else:
+            close(gradients[name], gradient, f"gradient of {name}")
     theirs.zero_grad()
     ours.zero_grad()
 
