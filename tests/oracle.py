@@ -125,8 +125,7 @@ def compare(
         expected = theirs(ids, use_cache=False, **inputs).logits
     found = ours(ids, step)
     logits = found[0] if isinstance(found, tuple) else found
-    close(logits[real], expected[real], "logits")
-    agree(theirs, ours, folder, logits, expected, lambda answer: _loss(answer, ids, real))
+    agree(theirs, ours, folder, logits, expected, lambda answer: _loss(answer, ids, real), real=real)
 
 
 def agree(
@@ -136,15 +135,17 @@ def agree(
     found: Tensor,
     expected: Tensor,
     loss: Callable[[Tensor], Tensor] = lambda answer: answer.square().mean(),
+    *,
+    real: Tensor | None = None,
     unread: Sequence[str] = (),
 ) -> None:
     """The same answer, loss and gradient of every parameter; for models that are asked in their own ways.
 
-    `unread` are their parameters that the answer does not depend on, which then must be so on both sides. `folder` is
-    where ours was loaded from: its config.json names the checkpoint table.
+    Only where `real` is true are answers compared. `unread` are their parameters that the answer does not depend on,
+    which then must be so on both sides. `folder` is where ours was loaded from: its config.json names the table.
     """
     assert found.dtype == torch.float64
-    close(found, expected, "answer")
+    close(*((found, expected) if real is None else (found[real], expected[real])), "answer")
     losses = [loss(answer) for answer in (found, expected)]
     close(losses[0], losses[1], "loss")
     for one in losses:
