@@ -42,6 +42,7 @@ VARIANTS = (
     _variant("llama", "windows", hf=False, window=(4, 6)),
     _variant("llama", "Mistral's window", window=5),
     _variant("llama", "Qwen2", qkv_bias=True, tied=True),
+    _variant("llama", "Qwen3", qk_norm=True, head_size=6),
     _variant("llama", "multi-query, interleaved pairs", hf=False, kv_heads=1, rope=Rope(pairing="interleaved", size=4)),
     _variant("llama", "llama3 rope", rope=Rope(scaling=Llama3(8.0, 1.0, 4.0, trained_length=32))),
     _variant("llama", "linear rope", rope=Rope(scaling=Linear(2.5))),

@@ -18,7 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, PreTrainedModel, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as MODELS
 from transformers.models.auto.modeling_auto import MODEL_MAPPING as BASES
 
@@ -40,6 +48,8 @@ SMALL: dict[type, dict[str, Any]] = {
                  "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 0}
         for family in (LlamaConfig, MistralConfig, Qwen2Config)
     },
+    Qwen3Config: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
+                  "num_attention_heads": 4, "num_key_value_heads": 2},
 }  # fmt: skip
 
 
@@ -168,7 +178,7 @@ def exported(ours: nn.Module, folder: Path, values: dict[str, Any]) -> dict[str,
     """Values named as our parameters, under the names that the checkpoint table gives theirs."""
     _, family = from_hf(read_json(folder / "config.json"))
     found: dict[str, Tensor] = {}
-    for row in expand(family.NAMES, dict(ours.named_parameters())):
+    for row in expand(family.NAMES, ours):
         back = row.change.back([values[name] for name in row.our_names])
         found |= dict(zip(row.their_names, back, strict=True))
     return found

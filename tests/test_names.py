@@ -1,12 +1,15 @@
 """Checkpoint tables: rows, their changes, and how they meet a model's parameters."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from sublayer.errors import WeightsError
-from sublayer.names import SAME, TRANSPOSED, Change, Row, expand, matches, rows, stacked
+from sublayer.names import SAME, TRANSPOSED, Change, Row, cut, expand, interleaved, matches, rows, stacked
 from sublayer.recipes import FAMILIES, family
 
 CHANGES = {"same": (SAME, 1), "transposed": (TRANSPOSED, 1)} | {
@@ -33,6 +36,50 @@ def test_stacked_puts_the_first_on_top_and_beside_when_transposed() -> None:
     q, k = torch.zeros(2, 3), torch.ones(2, 3)
     assert torch.equal(stacked(2).back([q, k])[0], torch.cat([q, k]))
     assert torch.equal(stacked(2, transposed=True).back([q, k])[0], torch.cat([q.t(), k.t()], 1))
+
+
+def test_matrices_of_different_heights_lie_one_above_the_other() -> None:
+    whole = torch.arange(14.0).view(7, 2)
+    q, k, v = cut(4, 1, 2).into([whole])
+    assert torch.equal(q, whole[:4])
+    assert torch.equal(k, whole[4:5])
+    assert torch.equal(cut(4, 1, 2).back([q, k, v])[0], whole)
+
+
+@pytest.mark.parametrize("shape", [(12,), (12, 2)])
+def test_interleaved_matrices_take_turns(shape: tuple[int, ...]) -> None:
+    """Two heads of size 2: the first head's q, k, v, then the second's."""
+    whole = torch.arange(12.0).view(-1, *[1] * (len(shape) - 1)).expand(shape)
+    q, k, v = interleaved(3, 2).into([whole])
+    assert [part.flatten(1)[:, 0].tolist() if part.dim() > 1 else part.tolist() for part in (q, k, v)] == [
+        [0, 1, 6, 7],
+        [2, 3, 8, 9],
+        [4, 5, 10, 11],
+    ]
+    assert torch.equal(interleaved(3, 2).back([q, k, v])[0], whole)
+
+
+def test_a_change_may_depend_on_the_module_that_holds_all_of_ours() -> None:
+    def linear(height: int) -> nn.Linear:
+        return nn.Linear(2, height, bias=False)
+
+    layers = [nn.ModuleDict({"q": linear(height), "k": linear(1), "out": linear(3)}) for height in (4, 2)]
+    model = nn.ModuleDict({"blocks": nn.ModuleList(layers)})
+    held: list[nn.Module] = []
+
+    def change(module: Any) -> Change:
+        held.append(module)
+        return cut(module["q"].out_features, 1)
+
+    table = [
+        Row("h.{}.qk", ("blocks.{}.q.weight", "blocks.{}.k.weight"), sized=change),
+        Row("h.{}.o", "blocks.{}.out.weight", sized=lambda module: held.append(module) or SAME),
+    ]
+    found = expand(table, model)
+    assert held == [*layers, *(layer["out"] for layer in layers)]
+    heights = [[len(part) for part in row.change.into([torch.zeros(5, 2)])] for row in found[:1]]
+    assert heights == [[4, 1]]
+    assert len(found[1].change.into([torch.zeros(3, 2)])) == 2
 
 
 def test_only_changes_that_move_whole_rows_say_so() -> None:
@@ -104,7 +151,7 @@ def test_a_familys_table_names_each_tensor_of_its_tiny_model_once(name: str) -> 
     module = family(name)
     model = getattr(module, name)(**module.TINY).empty(device="meta")
     shapes = {key: value.shape for key, value in model.named_parameters()}
-    found = expand(module.NAMES, shapes)
+    found = expand(module.NAMES, model)
     theirs = [key for row in found for key in row.their_names]
     ours = [key for row in found for key in row.our_names]
     assert len(set(theirs)) == len(theirs)

@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from os.path import commonprefix
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .errors import WeightsError
 
@@ -45,6 +47,24 @@ def stacked(parts: int, transposed: bool = False) -> Change:
     return Change(into, back, whole_rows=not transposed)
 
 
+def cut(*heights: int) -> Change:
+    """One of theirs holds matrices of ours with so many rows each, one above the other."""
+    return Change(lambda theirs: list(theirs[0].split(heights)), lambda ours: [torch.cat(ours)])
+
+
+def interleaved(parts: int, height: int) -> Change:
+    """One of theirs holds `parts` equal matrices of ours, `height` rows of each in turn (head by head, say)."""
+
+    def into(theirs: Tensors) -> Tensors:
+        whole = theirs[0].unflatten(0, (-1, parts, height))
+        return [part.flatten(0, 1) for part in whole.unbind(1)]
+
+    def back(ours: Tensors) -> Tensors:
+        return [torch.stack([part.unflatten(0, (-1, height)) for part in ours], 1).flatten(0, 2)]
+
+    return Change(into, back)
+
+
 @dataclass(frozen=True)
 class Row:
     """`{}` in a name stands for a number, the same one at the same place on both sides."""
@@ -52,6 +72,9 @@ class Row:
     theirs: str | tuple[str, ...]
     ours: str | tuple[str, ...]
     change: Change = field(default=SAME)
+    sized: Callable[[Any], Change] | None = None
+    """The change where it depends on sizes: a function of the module of ours in which all of `ours` lie (the attention
+    of q.weight, k.weight and v.weight; the linear of one weight)."""
 
     def __post_init__(self) -> None:
         holes = {name.count("{}") for name in (*_names(self.theirs), *_names(self.ours))}
@@ -59,9 +82,16 @@ class Row:
             raise ValueError(f"{self.theirs} and {self.ours} have different numbers of {{}}")
 
     def at(self, numbers: Sequence[int]) -> Row:
-        """The row of one layer (and expert)."""
+        """The row of one layer (or expert)."""
         theirs, ours = (tuple(name.format(*numbers) for name in _names(side)) for side in (self.theirs, self.ours))
-        return Row(theirs, ours, self.change)
+        return Row(theirs, ours, self.change, self.sized)
+
+    def of(self, model: nn.Module) -> Row:
+        """The row of one layer with the change that the model's sizes ask for."""
+        if self.sized is None:
+            return self
+        paths = [name.split(".")[:-1] for name in self.our_names]
+        return Row(self.theirs, self.ours, self.sized(model.get_submodule(".".join(commonprefix(paths)))))
 
     @property
     def their_names(self) -> tuple[str, ...]:
@@ -72,13 +102,16 @@ class Row:
         return _names(self.ours)
 
 
-def expand(rows: Iterable[Row], ours: Iterable[str]) -> list[Row]:
-    """The rows that a model with parameters named `ours` needs, one for each number that occurs.
+def expand(rows: Iterable[Row], ours: nn.Module | Iterable[str]) -> list[Row]:
+    """The rows that a model needs, one for each number that occurs in its parameters' names; names alone will do where
+    no row depends on sizes.
 
     A row none of whose names occur is left out (a bias the model does not have). Raises WeightsError for a parameter
     that no row names, or a row only some of whose names occur.
     """
-    left, found = set(ours), list[Row]()
+    model = ours if isinstance(ours, nn.Module) else nn.Module()
+    left = {name for name, _ in ours.named_parameters()} if isinstance(ours, nn.Module) else set(ours)
+    found = list[Row]()
     every = frozenset(left)
     for row in rows:
         pattern = re.compile(re.escape(row.our_names[0]).replace(r"\{\}", r"(\d+)"))
@@ -89,7 +122,7 @@ def expand(rows: Iterable[Row], ours: Iterable[str]) -> list[Row]:
             if missing:
                 raise WeightsError(f"{sorted(missing)[0]}: the model has no such parameter, or two rows name it")
             left -= set(concrete.our_names)
-            found.append(concrete)
+            found.append(concrete.of(model))
     if left:
         raise WeightsError(f"{sorted(left)[0]}: no row of the checkpoint table names this parameter")
     return found

@@ -15,6 +15,7 @@ CONFIGS = {
     "gpt2": GPT2,
     **{name.lower(): config(name) for name in ("Llama", "Mistral")},
     "qwen2": config("Qwen2", use_sliding_window=True),
+    "qwen3": config("Qwen3", use_sliding_window=True, head_dim=8),
 }
 KEYS = (
     "architectures model_type head_dim rope_theta rope_scaling rope_parameters partial_rotary_factor sliding_window "

@@ -1,10 +1,10 @@
-"""Llama, Mistral and Qwen2 against transformers."""
+"""Llama, Mistral, Qwen2 and Qwen3 against transformers."""
 
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, MistralConfig, Qwen2Config
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 import sublayer
 from sublayer.errors import SpecError
@@ -117,12 +117,27 @@ def test_qwen2_windows_on_some_layers_equal_theirs(changes: dict, tmp_path) -> N
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"head_dim": 12, "attention_bias": True, "tie_word_embeddings": True},
+        {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1, "rms_norm_eps": 1e-2},
+        {"rope_parameters": ROPES["yarn"], "max_position_embeddings": 64},
+    ],
+    ids=str,
+)
+def test_qwen3_norms_of_queries_and_keys_equal_theirs(changes: dict, tmp_path) -> None:
+    check_parity(oracle(Qwen3Config, **changes), tmp_path, IDS)
+
+
+@pytest.mark.parametrize(
     ("family", "changes"),
     [
         (LlamaConfig, {}),
         (LlamaConfig, {"rope_parameters": ROPES["yarn"], "max_position_embeddings": 64}),
         (MistralConfig, {"sliding_window": 20}),
         (Qwen2Config, {}),
+        (Qwen3Config, {}),
     ],
 )
 def test_padded_and_packed_rows_equal_theirs(family: type, changes: dict, tmp_path) -> None:
@@ -149,13 +164,15 @@ def test_a_window_counts_inside_its_document(tmp_path) -> None:
         (MistralConfig, {"sliding_window": 4}),
         (Qwen2Config, {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}),
         (Qwen2Config, {"tie_word_embeddings": True}),
+        (Qwen3Config, {"attention_bias": True}),
+        (Qwen3Config, {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}),
     ],
 )  # fmt: skip
 def test_export_is_exact_and_read_by_transformers(family: type, changes: dict, tmp_path) -> None:
     check_export(family, tmp_path, **changes)
 
 
-@pytest.mark.parametrize("family", [LlamaConfig, MistralConfig, Qwen2Config])
+@pytest.mark.parametrize("family", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])
 def test_base_class_gives_their_hidden_vectors(family: type, tmp_path) -> None:
     theirs = oracle(family, base=True)
     ours = sublayer.load(saved(theirs, tmp_path), dtype=torch.float64)
@@ -189,6 +206,8 @@ def test_base_class_gives_their_hidden_vectors(family: type, tmp_path) -> None:
         ("Qwen2", "layer_types", ["full_attention"]),
         ("Qwen2", "layer_types", ["full_attention", "chunked_attention"]),
         ("Qwen2", "mlp_bias", True),
+        ("Qwen3", "layer_types", ["full_attention"]),
+        ("Qwen3", "mlp_bias", True),
         ("Llama", "num_key_value_heads", 3),
         ("Llama", "num_attention_heads", 0),
         ("Llama", "num_attention_heads", 1 << 400),
@@ -229,6 +248,7 @@ def test_absent_keys_mean_what_their_config_classes_say() -> None:
     del qwen["num_key_value_heads"]
     assert from_hf(qwen)[0].find("decoder.blocks.0.attn.op.kv_heads") == 32
     assert from_hf(config(num_key_value_heads=None))[0].find("decoder.blocks.0.attn.op.kv_heads") == 4
+    assert from_hf(config("Qwen3"))[0].find("decoder.blocks.0.attn.op.head_size") == 128
 
 
 def test_keys_of_smollm_that_change_nothing_are_known() -> None:

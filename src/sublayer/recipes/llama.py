@@ -1,8 +1,9 @@
 """The Llama line: Llama 1, 2 and 3 (arXiv 2302.13971, 2307.09288, 2407.21783), Mistral (2310.06825), Qwen2
-(2407.10671), SmolLM, TinyLlama (2401.02385).
+(2407.10671) and Qwen3 (2505.09388), SmolLM, TinyLlama (2401.02385).
 
 A pre-norm decoder with RMSNorm, rotary positions, SwiGLU and no biases; later ones share keys among query heads.
-Mistral adds a sliding window, Qwen2 biases on q, k and v: other numbers, the same architecture.
+Mistral adds a sliding window, Qwen2 biases on q, k and v, Qwen3 a norm of each head's queries and keys: other
+numbers, the same architecture.
 
 >>> llama(4096, 32, 32, 32, hidden=11008, vocab=32000).parameters()
 6738415616
@@ -27,6 +28,8 @@ from .config import Config, without_head
 ROPE = Rope(theta=10000.0)
 LLAMA3_ROPE = Rope(theta=500000.0)
 LLAMA32_ROPE = Rope(theta=500000.0, scaling=Llama3(32.0, 1.0, 4.0, 8192))
+QWEN3: dict[str, Any] = {"kv_heads": 8, "head_size": 128, "vocab": 151936, "rope": Rope(theta=1000000.0),
+                         "qk_norm": True, "eps": 1e-6}  # fmt: skip
 
 
 def llama(
@@ -43,6 +46,7 @@ def llama(
     qkv_bias: bool = False,
     out_bias: bool = False,
     ffn_bias: bool = False,
+    qk_norm: bool = False,
     activation: Activation = "silu",
     eps: float = 1e-5,
     dropout: float = 0.0,
@@ -59,8 +63,8 @@ def llama(
 
     def block(window: int | None) -> Block:
         attention = Attention(
-            heads, kv_heads, head_size, window=window, position=rope, bias=qkv_bias,
-            out_bias=None if out_bias == qkv_bias else out_bias, dropout=dropout,
+            heads, kv_heads, head_size, window=window, position=rope, qk_norm=norm if qk_norm else None,
+            bias=qkv_bias, out_bias=None if out_bias == qkv_bias else out_bias, dropout=dropout,
         )  # fmt: skip
         return Block((pre_norm("attn", attention, norm), pre_norm("ffn", ffn, norm)))
 
@@ -89,6 +93,12 @@ SIZES: dict[str, dict[str, Any]] = {
                    "window": 4096},
     "qwen2.5-0.5b": {"dim": 896, "layers": 24, "heads": 14, "kv_heads": 2, "hidden": 4864, "vocab": 151936,
                      "rope": Rope(theta=1000000.0), "qkv_bias": True, "eps": 1e-6, "tied": True},
+    "qwen3-0.6b": QWEN3 | {"dim": 1024, "layers": 28, "heads": 16, "hidden": 3072, "tied": True},
+    "qwen3-1.7b": QWEN3 | {"dim": 2048, "layers": 28, "heads": 16, "hidden": 6144, "tied": True},
+    "qwen3-4b": QWEN3 | {"dim": 2560, "layers": 36, "heads": 32, "hidden": 9728, "tied": True},
+    "qwen3-8b": QWEN3 | {"dim": 4096, "layers": 36, "heads": 32, "hidden": 12288},
+    "qwen3-14b": QWEN3 | {"dim": 5120, "layers": 40, "heads": 40, "hidden": 17408},
+    "qwen3-32b": QWEN3 | {"dim": 5120, "layers": 64, "heads": 64, "hidden": 25600},
 }  # fmt: skip
 TINY: dict[str, Any] = {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 48, "vocab": 97}
 EXEMPT: dict[str, str] = {}
@@ -102,6 +112,8 @@ NAMES: list[Row] = [
             ("model.layers.{}.self_attn.k_proj", "decoder.blocks.{}.attn.op.k"),
             ("model.layers.{}.self_attn.v_proj", "decoder.blocks.{}.attn.op.v"),
             ("model.layers.{}.self_attn.o_proj", "decoder.blocks.{}.attn.op.out"),
+            ("model.layers.{}.self_attn.q_norm", "decoder.blocks.{}.attn.op.q_norm"),
+            ("model.layers.{}.self_attn.k_norm", "decoder.blocks.{}.attn.op.k_norm"),
             ("model.layers.{}.post_attention_layernorm", "decoder.blocks.{}.ffn.pre"),
             ("model.layers.{}.mlp.gate_proj", "decoder.blocks.{}.ffn.op.gate"),
             ("model.layers.{}.mlp.up_proj", "decoder.blocks.{}.ffn.op.up"),
@@ -115,10 +127,11 @@ PREFIX = "model."
 IGNORED = ("model.layers.{}.self_attn.rotary_emb.inv_freq",)  # computed from the config
 
 
-def _read(config: Config, kv_heads: int | None, **family: Any) -> Model:
-    """What the line's config.json files share; each family adds its own keys. kv_heads: where the file names none."""
+def _read(config: Config, kv_heads: int | None, head_size: int | None = None, **family: Any) -> Model:
+    """What the line's config.json files share; each family adds its own keys. kv_heads, head_size: where the file
+    names none."""
     heads = config.count("num_attention_heads")
-    head_size = config.count("head_dim", config.count("hidden_size") // heads)
+    head_size = config.count("head_dim", head_size or config.count("hidden_size") // heads)
     config.fix("partial_rotary_factor", 1.0)
     for key in ("rope_parameters", "rope_scaling"):
         config.table(key)  # refuses what is none
@@ -161,6 +174,18 @@ def mistral_from_hf(values: Mapping[str, Any]) -> Model:
 def qwen2_from_hf(values: Mapping[str, Any]) -> Model:
     """The spec of a Qwen2ForCausalLM's config.json. Raises SpecError for what is not modelled."""
     config = Config(values)
+    return _read(config, 32, qkv_bias=True, window=_windows(config))
+
+
+def qwen3_from_hf(values: Mapping[str, Any]) -> Model:
+    """The spec of a Qwen3ForCausalLM's config.json. Raises SpecError for what is not modelled."""
+    config = Config(values)
+    bias = config("attention_bias", False)
+    return _read(config, 32, 128, qk_norm=True, qkv_bias=bias, out_bias=bias, window=_windows(config))
+
+
+def _windows(config: Config) -> tuple[int | None, ...] | None:
+    """Qwen's: a window in some layers, where it is used at all."""
     layers = config.layers("num_hidden_layers")
     window = _window(config)
     window = window if config("use_sliding_window", False) else None  # published files name one that is not used
@@ -168,9 +193,9 @@ def qwen2_from_hf(values: Mapping[str, Any]) -> Model:
     kinds = config("layer_types", ["full_attention" if i < full else "sliding_attention" for i in range(layers)])
     known = ("sliding_attention", "full_attention")
     if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in known for kind in kinds):
-        raise SpecError(f"qwen2: layer_types does not say {' or '.join(known)} for each of {layers} layers")
+        raise SpecError(f"{config.kind}: layer_types does not say {' or '.join(known)} for each of {layers} layers")
     windows = tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    return _read(config, 32, qkv_bias=True, window=windows if set(windows) != {None} else None)
+    return windows if set(windows) != {None} else None
 
 
 def _window(config: Config) -> int | None:
@@ -198,14 +223,16 @@ def to_hf(model: Model) -> dict[str, Any]:
         "tie_word_embeddings": model.tied,
         **rope_to_hf(attention.position, head_size),
     }
+    sliding = {
+        "use_sliding_window": any(windows),
+        "sliding_window": max(filter(None, windows), default=None),
+        "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
+    }
+    if attention.qk_norm:
+        family = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+        return family | config | sliding | {"attention_bias": attention.bias}
     if attention.bias and attention.out_bias is False:
-        sliding = {
-            "use_sliding_window": True,
-            "sliding_window": max(filter(None, windows), default=None),
-            "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
-        }
-        family = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
-        return family | config | (sliding if any(windows) else {"use_sliding_window": False})
+        return {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"} | config | sliding
     if any(windows):
         return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": windows[0]} | config
     family = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
@@ -223,7 +250,9 @@ HF = {
     "LlamaForCausalLM": llama_from_hf,
     "MistralForCausalLM": mistral_from_hf,
     "Qwen2ForCausalLM": qwen2_from_hf,
+    "Qwen3ForCausalLM": qwen3_from_hf,
     "LlamaModel": without_head(llama_from_hf),
     "MistralModel": without_head(mistral_from_hf),
     "Qwen2Model": without_head(qwen2_from_hf),
+    "Qwen3Model": without_head(qwen3_from_hf),
 }

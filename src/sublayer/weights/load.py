@@ -37,8 +37,9 @@ def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.
     with Checkpoint.open(folder) as files:
         if table is not None:
             spec = _settle_tying(spec, files)
-        shapes = {name: parameter.shape for name, parameter in spec.empty(device="meta").named_parameters()}
-        rows = expand(table, shapes) if table is not None else [Row(name, name) for name in shapes]
+        bare = spec.empty(device="meta")
+        shapes = {name: parameter.shape for name, parameter in bare.named_parameters()}
+        rows = expand(table, bare) if table is not None else [Row(name, name) for name in shapes]
         if prefix and not any(name.startswith(prefix) for name in files.names):
             rows = [Row(tuple(n.removeprefix(prefix) for n in r.their_names), r.ours, r.change) for r in rows]
             ignored = tuple(name.removeprefix(prefix) for name in ignored)

@@ -34,7 +34,7 @@ def save(model: ModelOp, path: Path | str, *, layout: Literal["sublayer", "hf"] 
         dtype = next(iter(parameters.values())).dtype
         about: dict[str, Any] = config | {"dtype": str(dtype).removeprefix("torch.")}
         tensors: dict[str, Tensor] = {}
-        for row in expand(family.NAMES, parameters):
+        for row in expand(family.NAMES, model):
             theirs = row.change.back([parameters[name] for name in row.our_names])
             tensors |= dict(zip(row.their_names, theirs, strict=True))
         described = "config.json"
