@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from os.path import commonprefix
+from posixpath import commonpath
 from typing import Any
 
 import torch
@@ -90,8 +90,9 @@ class Row:
         """The row of one layer with the change that the model's sizes ask for."""
         if self.sized is None:
             return self
-        paths = [name.split(".")[:-1] for name in self.our_names]
-        return Row(self.theirs, self.ours, self.sized(model.get_submodule(".".join(commonprefix(paths)))))
+        modules = [name.rpartition(".")[0].replace(".", "/") for name in self.our_names]
+        holder = model.get_submodule(commonpath(modules).replace("/", "."))
+        return Row(self.theirs, self.ours, self.sized(holder))
 
     @property
     def their_names(self) -> tuple[str, ...]:

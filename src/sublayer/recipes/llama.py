@@ -127,11 +127,11 @@ PREFIX = "model."
 IGNORED = ("model.layers.{}.self_attn.rotary_emb.inv_freq",)  # computed from the config
 
 
-def _read(config: Config, kv_heads: int | None, head_size: int | None = None, **family: Any) -> Model:
-    """What the line's config.json files share; each family adds its own keys. kv_heads, head_size: where the file
+def _read(config: Config, kv_heads: int | None, head_dim: int | None = None, **family: Any) -> Model:
+    """What the line's config.json files share; each family adds its own keys. kv_heads, head_dim: where the file
     names none."""
     heads = config.count("num_attention_heads")
-    head_size = config.count("head_dim", head_size or config.count("hidden_size") // heads)
+    head_size = config.count("head_dim", head_dim or config.count("hidden_size") // heads)
     config.fix("partial_rotary_factor", 1.0)
     for key in ("rope_parameters", "rope_scaling"):
         config.table(key)  # refuses what is none
