@@ -1,5 +1,7 @@
 """Mamba's shape (arXiv 2312.00752): a selective state space after a short causal convolution, one token at a time."""
 
+from __future__ import annotations
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -8,9 +10,10 @@ from sublayer.nn.embed import Embed
 from sublayer.nn.initialise import Init, normal
 from sublayer.nn.norm import RMSNorm
 from sublayer.nn.op import Context, Op, Part
+from sublayer.nn.scan import Carry, keep, resume, scan
 from sublayer.nn.sublayer import Block, Model, Trunk, pre_norm, repeat
 from sublayer.state import PerSlot, State
-from sublayer.step import Shared, Step
+from sublayer.step import Step
 
 
 class PlainScan(Part):
@@ -18,7 +21,7 @@ class PlainScan(Part):
     size: int
     kernel: int
 
-    def build(self, dim: int, context: Context) -> "PlainScanOp":
+    def build(self, dim: int, context: Context) -> PlainScanOp:
         return PlainScanOp(self, dim)
 
 
@@ -38,26 +41,19 @@ class PlainScanOp(Op):
         return self.leaves
 
     def forward(self, x: Tensor, step: Step, state: State | None = None) -> Tensor:
-        conv, scan = (state[n].read(step) if state else x.new_zeros(len(x), *self.leaves[n].shape) for n in self.leaves)
-        starts, outputs = (step.shared or Shared()).starts, []
         inputs, gate = self.up(x).chunk(2, -1)
-        for i in range(x.shape[1]):
-            if starts is not None:
-                conv, scan = (kept.masked_fill(starts[:, i, None, None], 0) for kept in (conv, scan))
+
+        def move(i: int, carry: Carry) -> tuple[Tensor, Carry]:
+            conv, held = carry
             taken = torch.cat([conv, inputs[:, i : i + 1]], 1)  # [B, kernel, inner]
             u = F.silu((taken * self.taps).sum(1))
             rate, (b, c) = F.softplus(self.rate(u))[..., None], self.select(u)[:, None].chunk(2, -1)
-            grown = torch.exp(-rate * self.decay.exp()) * scan + rate * b * u[..., None]  # [B, inner, size]
-            outputs.append((grown * c).sum(-1) + u)
-            conv, scan = (_unless_padding(step, i, *kept) for kept in ((taken[:, 1:], conv), (grown, scan)))
-        if state is not None:
-            state["conv"].write(conv, step)
-            state["scan"].write(scan, step)
-        return self.down(torch.stack(outputs, 1) * F.silu(gate))
+            held = torch.exp(-rate * self.decay.exp()) * held + rate * b * u[..., None]  # [B, inner, size]
+            return (held * c).sum(-1) + u, (taken[:, 1:], held)
 
-
-def _unless_padding(step: Step, i: int, new: Tensor, old: Tensor) -> Tensor:
-    return new if step.segment is None else torch.where(step.segment[:, i, None, None] != 0, new, old)
+        y, carry = scan(move, resume(self.leaves, x, step, state), x.shape[1], step)
+        keep(self.leaves, carry, step, state)
+        return self.down(y * F.silu(gate))
 
 
 def mamba_like(dim: int, layers: int, inner: int, size: int, kernel: int, vocab: int) -> Model:
