@@ -7,14 +7,17 @@ inside (norms, rotary tables, softmax, loss); `raised` lifts those casts to floa
 from __future__ import annotations
 
 import logging
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
@@ -153,6 +156,7 @@ def agree(
 
     Only where `real` is true are answers compared. `unread` are their parameters that the answer does not depend on,
     which then must be so on both sides. `folder` is where ours was loaded from: its config.json names the table.
+    Parameters go by their names on disk.
     """
     assert found.dtype == torch.float64
     close(*((found, expected) if real is None else (found[real], expected[real])), "answer")
@@ -163,6 +167,8 @@ def agree(
     zero = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in ours.named_parameters()}
     gradients = exported(ours, folder, zero)
     wanted = {name: p.grad for name, p in theirs.named_parameters()}
+    if wanted.keys() != gradients.keys():
+        wanted = on_disk(theirs, wanted)
     assert gradients.keys() == wanted.keys()
     for name, gradient in wanted.items():
         if gradient is None or not gradient.any():
@@ -172,6 +178,17 @@ def agree(
             close(gradients[name], gradient, f"gradient of {name}")
     theirs.zero_grad()
     ours.zero_grad()
+
+
+def on_disk(theirs: nn.Module, values: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    """Values named as their parameters, under the names that checkpoints have: some are renamed or fused when saved."""
+    copy = deepcopy(theirs)
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        for name, parameter in copy.named_parameters():
+            value = values[name]
+            parameter.copy_(torch.zeros_like(parameter) if value is None else value)
+        cast(PreTrainedModel, copy).save_pretrained(folder)
+        return load_file(Path(folder) / "model.safetensors")
 
 
 def exported(ours: nn.Module, folder: Path, values: dict[str, Any]) -> dict[str, Tensor]:

@@ -71,6 +71,12 @@ class Config:
         """How many layers: bounded, for each becomes a part of the spec."""
         return self.count(key, most=MAX_LAYERS)
 
+    def classes(self) -> int:
+        """How many classes a head tells apart: those of id2label, or num_labels, or 2 as in their config classes."""
+        if self("id2label", None) is not None:
+            return len(self.table("id2label"))
+        return self.count("num_labels", 2)
+
     def fix(self, key: str, *allowed: Any) -> None:
         """Refuses a key whose value is not one of those this recipe models; absent or null is fine."""
         value = self.given(key, None)
@@ -97,6 +103,12 @@ class Config:
 def without_head(read: Callable[[Mapping[str, Any]], Model]) -> Callable[[Mapping[str, Any]], Model]:
     """The reader of the same architecture's base class, whose checkpoints hold no head: it answers hidden vectors."""
     return lambda values: read(values).replace(head=None, tied=False)
+
+
+def labels(classes: int) -> dict[str, Any]:
+    """The keys that say how many classes there are, with the names that their config classes give unnamed ones."""
+    names = [f"LABEL_{i}" for i in range(classes)]
+    return {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
 
 
 def _short(value: Any) -> str:
