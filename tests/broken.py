@@ -19,8 +19,10 @@ from sublayer.names import Change, Row
 from sublayer.nn import geometry
 from sublayer.nn.attend import KERNELS
 from sublayer.nn.attention import AttentionOp
+from sublayer.nn.linear_attention import LinearAttentionOp
 from sublayer.nn.mask import Layout, Mask
 from sublayer.nn.norm import RMSNormOp
+from sublayer.nn.op import Op
 from sublayer.nn.position import T5BucketsOp
 from sublayer.nn.reference import Options
 from sublayer.nn.rope import Rope
@@ -171,16 +173,12 @@ def _is(state: State, name: str, kind: type) -> bool:
 # --- padding and packing in recurrences, and in the state ---
 
 
-def without_starts(
-    forward: Any, op: PlainScanOp | PlainWriterOp, x: Tensor, step: Step, state: State | None = None
-) -> Tensor:
+def without_starts(forward: Any, op: Op, x: Tensor, step: Step, state: State | None = None) -> Tensor:
     assert step.shared is not None
     return forward(op, x, step.replace(shared=replace(step.shared, starts=None)), state)
 
 
-def moved_by_padding(
-    forward: Any, op: PlainScanOp | PlainWriterOp, x: Tensor, step: Step, state: State | None = None
-) -> Tensor:
+def moved_by_padding(forward: Any, op: Op, x: Tensor, step: Step, state: State | None = None) -> Tensor:
     return forward(op, x, step.replace(segment=None), state)
 
 
@@ -244,6 +242,7 @@ def says_nothing(forward: Any, op: AttentionOp, x: Tensor, *args: Any) -> Tensor
 
 
 ATTENTION, SCAN, LSTM = (AttentionOp, "_tokens"), (PlainScanOp, "forward"), (PlainWriterOp, "forward")
+LINEAR = (LinearAttentionOp, "forward")
 WINDOW = "llama, windows"
 
 BROKEN = (
@@ -282,6 +281,10 @@ BROKEN = (
            where="row 0", unseen=("incremental", "padding")),
     Broken("no new beginning where a document starts", "seq2seq_like", "packing", around(*LSTM, without_starts),
            where="row 0"),
+    Broken("linear attention sums over documents", "linear_transformer", "packing", around(*LINEAR, without_starts),
+           where="row 0", unseen=("incremental", "padding")),
+    Broken("padding enters linear attention's sums", "linear_transformer", "padding", around(*LINEAR, moved_by_padding),
+           where="left", unseen=("incremental",)),
     Broken("padding moves a recurrence", "mamba_like", "padding", around(*SCAN, moved_by_padding),
            where="left", unseen=("incremental",)),
     Broken("padding is written", "llama", "padding", padding_written, where="slot 3", unseen=("incremental",)),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from sublayer.nn.linear_attention import RandomFeatures
 from sublayer.nn.rope import Rope
 from sublayer.nn.rope_scaling import DynamicNtk, Linear, Llama3, LongRope, Yarn
 from sublayer.recipes import FAMILIES, family
@@ -38,6 +39,7 @@ LONG = Rope(scaling=LongRope((1.0, 1.1, 1.3, 1.6), (1.0, 2.0, 3.5, 6.0), trained
 
 VARIANTS = (
     _variant("gpt2", "untied", tied=False),
+    _variant("linear_transformer", "Performer", hf=False, features=RandomFeatures(12)),
     # Each layer its own window, which no config.json of this line says.
     _variant("llama", "windows", hf=False, window=(4, 6)),
     _variant("llama", "Mistral's window", window=5),

@@ -17,10 +17,12 @@ from ..nn.sublayer import Model
 
 if TYPE_CHECKING:
     from .gpt2 import gpt2
+    from .linear_transformer import linear_transformer
     from .llama import llama
 
 FAMILIES = (
     "gpt2",
+    "linear_transformer",
     "llama",
 )
 CONTRACTS = ("parity", "size", "incremental", "packing", "padding", "kernels", "round trip", "compile", "learning")
@@ -31,6 +33,7 @@ __all__ = [
     "family",
     "from_hf",
     "gpt2",
+    "linear_transformer",
     "llama",
     "model",
     "names_of_sizes",
