@@ -32,6 +32,11 @@ def npm(name: str, version: str) -> Path:
     )
 
 
+def debian(name: str) -> Path:
+    """The folder with what a package of Debian installs."""
+    return _unpacked(f"debian-{name}", ["apt-get", "download", "-qq", name], _undeb)
+
+
 def _unpacked(name: str, fetch: list[str], unpack: Callable[[Path, Path], None]) -> Path:
     folder = FOLDER / name
     if folder.is_dir():
@@ -65,3 +70,7 @@ def _untar(archive: Path, folder: Path) -> None:
     for inner in list(folder.glob("package/*")):
         shutil.move(inner, folder / inner.name)
     (folder / "package").rmdir()
+
+
+def _undeb(archive: Path, folder: Path) -> None:
+    subprocess.run(["dpkg-deb", "-x", archive, folder], check=True, capture_output=True)
