@@ -24,6 +24,7 @@ from torch.testing import assert_close
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
+    GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedModel,
@@ -51,6 +52,8 @@ SMALL: dict[type, dict[str, Any]] = {
                  "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 0}
         for family in (LlamaConfig, MistralConfig, Qwen2Config)
     },
+    GPTNeoXConfig: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+                    "num_attention_heads": 2},
     Qwen3Config: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
                   "num_attention_heads": 4, "num_key_value_heads": 2},
 }  # fmt: skip

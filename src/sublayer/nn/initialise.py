@@ -20,9 +20,10 @@ class Init(Spec):
 
     std: float | Literal["fan_in"] = 0.02
     """Standard deviation of matrices; "fan_in": one over the square root of the input width."""
-    residual: Literal["same", "depth"] = "same"
+    residual: Literal["same", "depth"] | float = "same"
     """Matrices that write into the residual stream: like the others, or divided by the square root of how many
-    of their trunk write there, so that the stream's variance does not grow with depth (GPT-2 report, section 2.3)."""
+    of their trunk write there, so that the stream's variance does not grow with depth (GPT-2 report, section 2.3);
+    or with a standard deviation of their own."""
     embedding: float | None = None
     """Standard deviation of embedding tables; None: as matrices (0.02 where those follow their width)."""
     position: float | None = None
@@ -30,7 +31,8 @@ class Init(Spec):
 
     def check(self) -> None:
         self.require(self.std == "fan_in" or self.std > 0, f"std must be above 0, got {self.std}")
-        for name, std in (("embedding", self.embedding), ("position", self.position)):
+        residual = None if isinstance(self.residual, str) else self.residual
+        for name, std in (("embedding", self.embedding), ("position", self.position), ("residual", residual)):
             self.require(std is None or std > 0, f"{name} must be above 0, got {std}")
 
     @property
@@ -43,6 +45,12 @@ class Init(Spec):
     def matrix(self, fan_in: int) -> float:
         """Standard deviation of a matrix with so many inputs."""
         return fan_in**-0.5 if self.std == "fan_in" else self.std
+
+    def writer(self, fan_in: int, writers: int) -> float:
+        """Standard deviation of one of so many matrices that write into a residual stream."""
+        if isinstance(self.residual, str):
+            return self.matrix(fan_in) / (math.sqrt(writers) if self.residual == "depth" else 1.0)
+        return self.residual
 
 
 def normal(weight: Tensor, std: float, generator: torch.Generator) -> None:
@@ -60,13 +68,13 @@ def initialise(model: nn.Module, init: Init, seed: int) -> None:
     for parameter in model.parameters():
         parameter.view(-1)[:1] = math.nan  # a mark that whoever sets the parameter overwrites
     generator = torch.Generator().manual_seed(seed)
-    depth: dict[int, float] = {}  # of each matrix that writes into the residual stream of its trunk
+    writers: dict[int, float] = {}  # standard deviation of each matrix that writes into its trunk's residual stream
     for trunk in model.children():
-        writers = [getattr(op, name) for op in trunk.modules() for name in getattr(op, "residual_outputs", ())]
-        depth |= {id(writer): math.sqrt(len(writers)) for writer in writers if init.residual == "depth"}
+        own = [getattr(op, name) for op in trunk.modules() for name in getattr(op, "residual_outputs", ())]
+        writers |= {id(writer): init.writer(writer.in_features, len(own)) for writer in own}
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            normal(module.weight, init.matrix(module.in_features) / depth.get(id(module), 1.0), generator)
+            normal(module.weight, writers.get(id(module), init.matrix(module.in_features)), generator)
             if module.bias is not None:  # pyright: ignore[reportUnnecessaryComparison]
                 module.bias.zero_()
         elif isinstance(module, nn.Embedding):

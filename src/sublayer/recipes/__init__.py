@@ -17,11 +17,13 @@ from ..nn.sublayer import Model
 
 if TYPE_CHECKING:
     from .gpt2 import gpt2
+    from .gpt_neox import gpt_neox
     from .linear_transformer import linear_transformer
     from .llama import llama
 
 FAMILIES = (
     "gpt2",
+    "gpt_neox",
     "linear_transformer",
     "llama",
 )
@@ -33,6 +35,7 @@ __all__ = [
     "family",
     "from_hf",
     "gpt2",
+    "gpt_neox",
     "linear_transformer",
     "llama",
     "model",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -58,6 +59,14 @@ class Config:
         value = self(key, *default)
         if value is not None and (type(value) is not int or not least <= value <= most):
             raise SpecError(f"{self.kind}: {key}={_short(value)} is not a whole number from {least} to {most}")
+        return value
+
+    def number(self, key: str, *default: float, most: float = math.inf) -> float:
+        """A number above 0, up to `most`."""
+        value = self(key, *default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+            limit = "" if most == math.inf else f", at most {most}"
+            raise SpecError(f"{self.kind}: {key}={_short(value)} is not a number above 0{limit}")
         return value
 
     def table(self, key: str) -> dict[str, Any]:
