@@ -742,7 +742,9 @@ def _batch_to_learn(case: Case) -> tuple[Any, Step, Tensor | None, Tensor]:
         inputs, step, source = alone_batch(case)
         with torch.no_grad():
             logits = run(case.spec.build(), inputs, step, source=source)
-        return inputs, step, source, torch.randint(logits.shape[-1], logits.shape[:-1], generator=generator)
+        targets = torch.randint(logits.shape[-1], logits.shape[:-1], generator=generator)
+        pools = getattr(case.spec.head, "pool", None) is not None  # then a document has one target
+        return inputs, step, source, targets[:, :1].expand_as(targets) if pools else targets
     rows, length = 4, 10
     ids = torch.randint(4, (rows, length), generator=generator)
     ids[:, 0] = 5 if case.translates else 5 + torch.arange(rows)

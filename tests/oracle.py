@@ -37,7 +37,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING as BASES
 import sublayer
 from sublayer.names import expand
 from sublayer.nn.sublayer import ModelOp
-from sublayer.recipes import from_hf
+from sublayer.recipes import from_hf, names
 from sublayer.step import Step
 from sublayer.weights.load import read_json
 
@@ -194,11 +194,11 @@ def on_disk(theirs: nn.Module, values: Mapping[str, Tensor | None]) -> dict[str,
         return load_file(Path(folder) / "model.safetensors")
 
 
-def exported(ours: nn.Module, folder: Path, values: dict[str, Any]) -> dict[str, Tensor]:
+def exported(ours: ModelOp, folder: Path, values: dict[str, Any]) -> dict[str, Tensor]:
     """Values named as our parameters, under the names that the checkpoint table gives theirs."""
     _, family = from_hf(read_json(folder / "config.json"))
     found: dict[str, Tensor] = {}
-    for row in expand(family.NAMES, ours):
+    for row in expand(names(family, ours.spec), ours):
         back = row.change.back([values[name] for name in row.our_names])
         found |= dict(zip(row.their_names, back, strict=True))
     return found

@@ -10,7 +10,7 @@ from torch import nn
 
 from sublayer.errors import WeightsError
 from sublayer.names import SAME, TRANSPOSED, Change, Row, cut, expand, interleaved, matches, rows, stacked
-from sublayer.recipes import FAMILIES, family
+from sublayer.recipes import FAMILIES, family, names
 
 CHANGES = {"same": (SAME, 1), "transposed": (TRANSPOSED, 1)} | {
     f"{n} stacked{' transposed' * transposed}": (stacked(n, transposed), n)
@@ -151,7 +151,7 @@ def test_a_familys_table_names_each_tensor_of_its_tiny_model_once(name: str) -> 
     module = family(name)
     model = getattr(module, name)(**module.TINY).empty(device="meta")
     shapes = {key: value.shape for key, value in model.named_parameters()}
-    found = expand(module.NAMES, model)
+    found = expand(names(module, model.spec), model)
     theirs = [key for row in found for key in row.their_names]
     ours = [key for row in found for key in row.our_names]
     assert len(set(theirs)) == len(theirs)

@@ -421,8 +421,10 @@ class Adapted(nn.Module):
         self.up = nn.Parameter(torch.randn(V, 2, dtype=torch.float64))
         self.unread = nn.Parameter(torch.randn(3, dtype=torch.float64))
 
-    def forward(self, x: Tensor, table: Tensor | None = None) -> Tensor:
-        return torch.tanh(self.frozen(x, table) + F.linear(F.linear(x, self.down), self.up))  # tanh keeps its result
+    def forward(self, x: Tensor, step: Step | None = None, table: Tensor | None = None) -> Tensor:
+        return torch.tanh(
+            self.frozen(x, step, table) + F.linear(F.linear(x, self.down), self.up)
+        )  # tanh keeps its result
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["own", "tied"])

@@ -364,6 +364,19 @@ class ModelOp(nn.Module):
             raise InputError("the model has no head: its outputs are hidden vectors")
         return self.head(hidden, step, self.table())
 
+    def with_head(self, head: Part | None, *, tied: bool = False, seed: int = 0) -> ModelOp:
+        """The same trunks, shared and not copied, under a new head: a pretrained encoder to be tuned for another task.
+
+        The head begins as a new model's does, from `seed`. Raises SpecError for one that does not fit.
+        """
+        spec = self.spec.replace(head=head, tied=tied)
+        model, like = spec.empty(device="meta"), next(self.parameters())
+        model.encoder, model.decoder = self.encoder, self.decoder
+        if model.head is not None:
+            model.head = model.head.to(like.dtype).to_empty(device=like.device)
+            initialise(model.head, spec.init, seed)
+        return model.train(self.training)
+
     def table(self) -> Tensor | None:
         """The embedding's table [V, D] where the head is tied to it, else None."""
         if not self.spec.tied:

@@ -1,18 +1,20 @@
 """Recipes: one module a family, each a function from sizes to a spec: `sublayer.recipes.llama(dim=…, …)`.
 
-A family's module also holds its published SIZES, a TINY one for tests, NAMES (its checkpoint table), HF (how to read
-config.json, by architecture), `to_hf`, and EXEMPT: the contracts without meaning for it, each with the reason.
+A family's module also holds its published SIZES, a TINY one for tests, NAMES (its checkpoint table, or a function from
+a spec to it), HF (how to read config.json, by architecture), `to_hf`, and EXEMPT: the contracts without meaning for it,
+each with the reason.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SpecError, UsageError, nearest
+from ..names import Row
 from ..nn.sublayer import Model
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ __all__ = [
     "linear_transformer",
     "llama",
     "model",
+    "names",
     "names_of_sizes",
     "to_hf",
 ]
@@ -66,6 +69,12 @@ def family(name: str) -> Any:
     if name not in FAMILIES:
         raise UsageError(f"unknown family {name!r}{nearest(name, FAMILIES)}")
     return import_module(f"{__name__}.{name}")
+
+
+def names(module: Any, spec: Model) -> list[Row]:
+    """The checkpoint table of a family's module for a spec: its NAMES, which may depend on it (heads of many kinds)."""
+    table: list[Row] | Callable[[Model], list[Row]] = module.NAMES
+    return table if isinstance(table, list) else table(spec)
 
 
 def names_of_sizes() -> dict[str, str]:

@@ -218,9 +218,9 @@ class _General:
 
 
 def _unusual(model: ModelOp) -> bool:
-    """Whether the head is anything but a HeadOp of plain parameters that nothing watches."""
+    """Whether the head is anything but a HeadOp of plain parameters that nothing watches or transforms."""
     head = model.head
-    if type(head) is not HeadOp:
+    if type(head) is not HeadOp or head.before is not None:
         return True
     hooks = (head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks)
     kinds = {type(parameter) for parameter in (*head.parameters(), model.table()) if parameter is not None}

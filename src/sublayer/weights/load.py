@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import SpecError, UsageError, WeightsError
 from ..names import Row, expand, matches
 from ..nn.sublayer import Model, ModelOp
-from ..recipes import from_hf
+from ..recipes import from_hf, names
 
 MAX_JSON_BYTES = 64 << 20  # no config or index of a real model comes near
 
@@ -33,17 +33,16 @@ def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.
         raise UsageError(f"dtype={dtype!r}: expected a floating-point dtype, such as torch.float32")
     folder = Path(path)
     spec, family = read_spec(folder)
-    table, prefix, ignored = (family.NAMES, family.PREFIX, family.IGNORED) if family else (None, "", ())
+    prefix, ignored, tied = (family.PREFIX, family.IGNORED, ()) if family else ("", (), ())
     with Checkpoint.open(folder) as files:
-        if table is not None:
-            spec = _settle_tying(spec, files)
+        if family is not None:
+            spec, tied = _settle_tying(spec, family, files)
         bare = spec.empty(device="meta")
         shapes = {name: parameter.shape for name, parameter in bare.named_parameters()}
-        rows = expand(table, bare) if table is not None else [Row(name, name) for name in shapes]
+        rows = expand(names(family, spec), bare) if family is not None else [Row(name, name) for name in shapes]
         if prefix and not any(name.startswith(prefix) for name in files.names):
             rows = [Row(tuple(n.removeprefix(prefix) for n in r.their_names), r.ours, r.change) for r in rows]
             ignored = tuple(name.removeprefix(prefix) for name in ignored)
-        tied = ("lm_head.weight",) if spec.tied and table is not None else ()
         _check_names(files, rows, (*ignored, *tied))
         for row in rows:
             _check_shapes(row, files, shapes)
@@ -177,17 +176,23 @@ def _files(folder: Path) -> list[Path]:
     raise WeightsError(f"{folder}: no model.safetensors and no model.safetensors.index.json")
 
 
-def _settle_tying(spec: Model, files: Checkpoint) -> Model:
-    """A head stored beside a tied embedding is kept where it differs: the weights win over the config's flag."""
-    embedding = next((n for n in files.names if n.endswith(("embed_tokens.weight", "wte.weight"))), None)
-    if not spec.tied or "lm_head.weight" not in files.names or embedding is None:
-        return spec
-    head, table = files.read("lm_head.weight"), files.read(embedding)
-    pairs = zip(head.split(1024), table.split(1024), strict=False)  # in parts: the wider copies stay small
-    if head.shape == table.shape and all(torch.equal(a.double(), b.double()) for a, b in pairs):
-        return spec
-    warnings.warn(f"lm_head.weight differs from {embedding} though the config ties them: kept apart", stacklevel=3)
-    return spec.replace(tied=False)
+def _settle_tying(spec: Model, family: Any, files: Checkpoint) -> tuple[Model, tuple[str, ...]]:
+    """(spec, names of tensors not read): a head stored beside a tied embedding is kept where it differs, for the
+    weights win over the config's flag."""
+    theirs = {row.our_names[0]: row.their_names[0] for row in names(family, spec)}
+    head = theirs.get("head.weight")
+    if not spec.tied or head is None or head not in files.names:
+        return spec, ()
+    table = theirs[f"{'decoder' if spec.decoder else 'encoder'}.embed.tokens.weight"]
+    table = table if table in files.names else table.removeprefix(family.PREFIX)
+    if table not in files.names:
+        return spec, (head,)
+    one, other = files.read(head), files.read(table)
+    pairs = zip(one.split(1024), other.split(1024), strict=False)  # in parts: the wider copies stay small
+    if one.shape == other.shape and all(torch.equal(a.double(), b.double()) for a, b in pairs):
+        return spec, (head,)
+    warnings.warn(f"{head} differs from {table} though the config ties them: kept apart", stacklevel=3)
+    return spec.replace(tied=False), ()
 
 
 def _check_names(files: Checkpoint, rows: list[Row], ignored: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ from ..errors import UsageError, WeightsError
 from ..files import replacing, write_tensors
 from ..names import expand
 from ..nn.sublayer import ModelOp
-from ..recipes import to_hf
+from ..recipes import names, to_hf
 
 
 def save(model: ModelOp, path: Path | str, *, layout: Literal["sublayer", "hf"] = "sublayer") -> None:
@@ -34,7 +34,7 @@ def save(model: ModelOp, path: Path | str, *, layout: Literal["sublayer", "hf"] 
         dtype = next(iter(parameters.values())).dtype
         about: dict[str, Any] = config | {"dtype": str(dtype).removeprefix("torch.")}
         tensors: dict[str, Tensor] = {}
-        for row in expand(family.NAMES, model):
+        for row in expand(names(family, model.spec), model):
             theirs = row.change.back([parameters[name] for name in row.our_names])
             tensors |= dict(zip(row.their_names, theirs, strict=True))
         described = "config.json"
