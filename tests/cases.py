@@ -1,21 +1,25 @@
 """The models that pass through the contracts: every family of recipes, variants that take other paths, and four
 architectures of tests/models, which prove the places that no recipe uses yet."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 
 from sublayer.nn.linear_attention import RandomFeatures
+from sublayer.nn.patches import Patches
 from sublayer.nn.rope import Rope
 from sublayer.nn.rope_scaling import DynamicNtk, Linear, Llama3, LongRope, Yarn
+from sublayer.nn.sublayer import Model
 from sublayer.recipes import FAMILIES, family
-from tests.contracts import Case, Document
+from tests.contracts import Case, Document, texts
 from tests.models import mamba_like, seq2seq_like, t5_like, two_stream
 
 
 def _recipe(name: str) -> Case:
     module = family(name)
-    return Case(name, getattr(module, name)(**module.TINY), module.EXEMPT, hf=bool(module.HF))
+    spec = getattr(module, name)(**module.TINY)
+    return Case(name, spec, module.EXEMPT, hf=bool(module.HF), documents=_documents(spec))
 
 
 def _variant(
@@ -23,7 +27,18 @@ def _variant(
 ) -> Case:
     module = family(family_name)
     spec = getattr(module, family_name)(**module.TINY | changes)
-    return Case(f"{family_name}, {suffix}", spec, module.EXEMPT, hf, length_dependent)
+    return Case(f"{family_name}, {suffix}", spec, module.EXEMPT, hf, length_dependent, documents=_documents(spec))
+
+
+def _documents(spec: Model) -> Callable[[Case, Sequence[int], int], list[Document]]:
+    return _images if isinstance(spec.embedding, Patches) else texts
+
+
+def _images(case: Case, lengths: Sequence[int], seed: int) -> list[Document]:
+    """Noise of the size that the positions belong to, one image for each length asked for."""
+    generator, front = torch.Generator().manual_seed(seed), cast(Patches, case.spec.embedding)
+    dtype = torch.get_default_dtype()
+    return [Document(torch.randn(front.channels, *front.image, generator=generator, dtype=dtype)) for _ in lengths]
 
 
 def _alignments(case: Case, lengths: Sequence[int], seed: int) -> list[Document]:

@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from .gpt_neox import gpt_neox
     from .linear_transformer import linear_transformer
     from .llama import llama
+    from .vit import vit
 
 FAMILIES = (
     "gpt2",
     "gpt_neox",
     "linear_transformer",
     "llama",
+    "vit",
 )
 CONTRACTS = ("parity", "size", "incremental", "packing", "padding", "kernels", "round trip", "compile", "learning")
 
@@ -44,6 +46,7 @@ __all__ = [
     "names",
     "names_of_sizes",
     "to_hf",
+    "vit",
 ]
 
 
