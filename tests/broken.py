@@ -19,6 +19,7 @@ from sublayer.names import Change, Row
 from sublayer.nn import geometry
 from sublayer.nn.attend import KERNELS
 from sublayer.nn.attention import AttentionOp
+from sublayer.nn.documents import Documents
 from sublayer.nn.linear_attention import LinearAttentionOp
 from sublayer.nn.mask import Layout, Mask
 from sublayer.nn.norm import RMSNormOp
@@ -197,6 +198,11 @@ def padding_written() -> Iterator[None]:
         yield
 
 
+def one_document_a_row(of: Any, segment: Tensor) -> Any:
+    """A row's documents are read as one."""
+    return of((segment != 0).long())
+
+
 def all_of_the_memory(cross: Any, step: Step, *args: Any) -> None:
     """Cross-attention sees the source's padding."""
 
@@ -279,6 +285,8 @@ BROKEN = (
            where="truncated"),
     Broken("no reset where a document starts", "mamba_like", "packing", around(*SCAN, without_starts),
            where="row 0", unseen=("incremental", "padding")),
+    Broken("a recurrence's kernel reads on where a document starts", "rnn", "packing",
+           around(Documents, "of", one_document_a_row), where="row 0", unseen=("incremental", "padding")),
     Broken("no new beginning where a document starts", "seq2seq_like", "packing", around(*LSTM, without_starts),
            where="row 0"),
     Broken("linear attention sums over documents", "linear_transformer", "packing", around(*LINEAR, without_starts),

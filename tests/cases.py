@@ -23,11 +23,18 @@ def _recipe(name: str) -> Case:
 
 
 def _variant(
-    family_name: str, suffix: str, *, hf: bool = True, length_dependent: bool = False, **changes: object
+    family_name: str, suffix: str, *, hf: bool | None = None, length_dependent: bool = False, **changes: object
 ) -> Case:
     module = family(family_name)
     spec = getattr(module, family_name)(**module.TINY | changes)
-    return Case(f"{family_name}, {suffix}", spec, module.EXEMPT, hf, length_dependent, documents=_documents(spec))
+    return Case(
+        f"{family_name}, {suffix}",
+        spec,
+        module.EXEMPT,
+        bool(module.HF) if hf is None else hf,
+        length_dependent,
+        documents=_documents(spec),
+    )
 
 
 def _documents(spec: Model) -> Callable[[Case, Sequence[int], int], list[Document]]:
@@ -67,6 +74,8 @@ VARIANTS = (
     _variant("llama", "YaRN", rope=Rope(scaling=Yarn(4.0, trained_length=8))),
     _variant("llama", "dynamic NTK", length_dependent=True, rope=DYNAMIC),
     _variant("llama", "LongRoPE", length_dependent=True, rope=LONG),
+    _variant("rnn", "Elman", kind="elman"),
+    _variant("rnn", "GRU, tied", kind="gru", tied=True),
 )
 
 MODELS = (

@@ -51,6 +51,8 @@ PUBLISHED = {
     "vit-s16": (22_050_664, 0),
     "vit-b16": (86_567_656, 0),
     "vit-l16": (304_326_632, 0),
+    "lstm-medium": (19_780_400, 0),  # by arithmetic, with torch's two biases a gate; 20M in the literature
+    "lstm-large": (66_034_000, 0),  # 66M in the literature
     "qwen3-0.6b": (596_049_920, 112 * KIB),
     "qwen3-1.7b": (1_720_574_976, 112 * KIB),
     "qwen3-4b": (4_022_468_096, 144 * KIB),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .gpt_neox import gpt_neox
     from .linear_transformer import linear_transformer
     from .llama import llama
+    from .rnn import rnn
     from .vit import vit
 
 FAMILIES = (
@@ -29,6 +30,7 @@ FAMILIES = (
     "gpt_neox",
     "linear_transformer",
     "llama",
+    "rnn",
     "vit",
 )
 CONTRACTS = ("parity", "size", "incremental", "packing", "padding", "kernels", "round trip", "compile", "learning")
@@ -45,6 +47,7 @@ __all__ = [
     "model",
     "names",
     "names_of_sizes",
+    "rnn",
     "to_hf",
     "vit",
 ]

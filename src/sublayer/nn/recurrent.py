@@ -1,0 +1,285 @@
+"""Recurrent networks: Elman's, long short-term memory, gated recurrent units.
+
+B batch, L new tokens, D input width, H hidden width, G gates, n documents of at most T tokens, S = H, or 2H for an
+LSTM: its hidden vector beside its cell.
+Source: Elman 1990; Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000; Cho et al. 2014
+(arXiv 1406.1078).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import StateError
+from ..state import Leaf, PerSlot, State
+from ..step import Shared, Step
+from .documents import Documents, beginning
+from .embed import Embed, EmbedOp
+from .initialise import Init
+from .op import Context, Growth, Op, Part
+from .scan import Carry, keep, resume, scan
+
+Kind = Literal["elman", "lstm", "gru"]
+GATES = {"elman": 1, "lstm": 4, "gru": 3}
+
+
+class Recurrent(Part):
+    """One recurrent layer; its output is its hidden vectors. Each document is read from its own beginning.
+
+    elman: h ← tanh(W x + U h). lstm: c ← f · c + i · tanh(…), h ← o · tanh(c). gru: h ← z · h + (1 − z) · tanh(W x +
+    r · (U h)), in cuDNN's form: Cho et al. have U (r · h). All as torch.nn has them, gates in its order.
+    """
+
+    kind: Kind = "lstm"
+    """Which recurrence."""
+    hidden: int | None = None
+    """H; None: D, so that the output can be added to the input."""
+    direction: Literal["forward", "backward", "both"] = "forward"
+    """Which way a document is read; "both": two recurrences, whose outputs stand side by side (2H wide). Only what
+    reads forward can decode."""
+    begin: int | None = None
+    """Which layer of Step.condition [B, documents, layers, S] a document starts from; None: it starts from zeros."""
+    bias: bool = True
+    """Whether inputs and hidden vectors have a bias each."""
+
+    def check(self) -> None:
+        self.require(self.hidden is None or self.hidden > 0, f"hidden must be above 0, got {self.hidden}")
+        self.require(self.begin is None or self.begin >= 0, f"begin is the place of a layer, got {self.begin}")
+        self.require(
+            self.begin is None or self.direction == "forward", "only what reads forward starts from Step.condition"
+        )
+
+    @property
+    def growth(self) -> Growth:
+        return Growth("n d²", "n", "n")
+
+    def build(self, dim: int, context: Context) -> RecurrentOp:
+        return RecurrentOp(self, dim)
+
+
+class Cell(nn.Module):
+    """The parameters of one recurrence, named and laid out as torch.nn's but for the gates' names."""
+
+    matrices = ("input", "recurrent")
+
+    def __init__(self, kind: Kind, dim: int, hidden: int, bias: bool = True) -> None:
+        super().__init__()
+        self.kind: Kind = kind
+        self.hidden = hidden
+        self.size = 2 * hidden if kind == "lstm" else hidden
+        rows = GATES[kind] * hidden
+        self.input, self.recurrent = nn.Parameter(torch.empty(rows, dim)), nn.Parameter(torch.empty(rows, hidden))
+        self.input_bias = nn.Parameter(torch.empty(rows)) if bias else None
+        self.recurrent_bias = nn.Parameter(torch.empty(rows)) if bias else None
+
+    def initialise(self, generator: torch.Generator, init: Init) -> None:
+        """Matrices as torch's, uniform in ± H^−1/2. Biases 0, but 1 to remember by at first: an LSTM's forget gate
+        (Gers et al. 2000; Jozefowicz et al. 2015)."""
+        for weight in (self.input, self.recurrent):
+            drawn = torch.rand(weight.shape, generator=generator) * 2 - 1
+            weight.copy_(drawn * self.hidden**-0.5)
+        for bias in (self.input_bias, self.recurrent_bias):
+            if bias is not None:
+                bias.zero_()
+        if self.kind == "lstm" and self.input_bias is not None:
+            self.input_bias[self.hidden : 2 * self.hidden] = 1.0
+
+    def given(self, x: Tensor) -> Tensor:
+        """[…, D] → […, G · H]: what the inputs of all steps bring to the gates, in one product."""
+        return F.linear(x, self.input, self.input_bias)
+
+    def move(self, given: Tensor, carry: Tensor) -> Tensor:
+        """One step: what `given` says of its input [n, G · H], the carry [n, S] → the next carry, h first."""
+        h = carry[:, : self.hidden]
+        asked = F.linear(h, self.recurrent, self.recurrent_bias)
+        if self.kind == "gru":
+            (r, z, new), (r_h, z_h, new_h) = given.chunk(3, -1), asked.chunk(3, -1)
+            new = torch.tanh(new + torch.sigmoid(r + r_h) * new_h)
+            return torch.lerp(new, h, torch.sigmoid(z + z_h))
+        gates = given + asked
+        if self.kind == "elman":
+            return torch.tanh(gates)
+        take, forget, new, show = gates.chunk(4, -1)
+        cell = torch.sigmoid(forget) * carry[:, self.hidden :] + torch.sigmoid(take) * torch.tanh(new)
+        return torch.cat([torch.sigmoid(show) * torch.tanh(cell), cell], -1)
+
+    def read(self, x: Tensor, carry: Tensor, documents: Documents | None, last: bool) -> tuple[Tensor, Tensor | None]:
+        """[n, T, D] from carries [n, S] → (hidden vectors [n, T, H], the last carries [n, S], where they are wanted).
+
+        torch's own kernels, on rows padded at their ends; packed by length where padding would be most of the work,
+        or where an LSTM's last cells are wanted, of which the padded kernel keeps only those behind the padding.
+        """
+        equal = documents is None or bool((documents.length == documents.longest).all())
+        if equal:
+            return self._kernel((x,), carry, batch_first=True)
+        assert documents is not None
+        wasteful = x.shape[0] * x.shape[1] > 4 * len(documents.cells)
+        if wasteful or (last and self.kind == "lstm"):
+            lengths = documents.length.clamp(min=1).cpu()
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            order, back = cast(Tensor, packed.sorted_indices), cast(Tensor, packed.unsorted_indices)
+            data, ends = self._kernel((packed.data, packed.batch_sizes), carry[order])
+            again = nn.utils.rnn.PackedSequence(data, packed.batch_sizes, order, back)
+            y, ends = nn.utils.rnn.pad_packed_sequence(again, batch_first=True)[0], ends[back]
+        else:
+            y, _ = self._kernel((x,), carry, batch_first=True)
+            ends = documents.last(y) if self.kind != "lstm" else None
+        if ends is not None:
+            ends = torch.where((documents.length > 0)[:, None], ends, carry)
+        return y, ends
+
+    def _kernel(self, x: tuple[Tensor, ...], carry: Tensor, batch_first: bool | None = None) -> tuple[Tensor, Tensor]:
+        weights = [self.input, self.recurrent, self.input_bias, self.recurrent_bias]
+        weights = [weight for weight in weights if weight is not None]
+        hidden: Any = carry[None]
+        if self.kind == "lstm":
+            hidden = tuple(part.contiguous() for part in hidden.chunk(2, -1))
+        layout = () if batch_first is None else (batch_first,)
+        kernel = {"elman": torch.rnn_tanh, "lstm": torch.lstm, "gru": torch.gru}[self.kind]
+        y, *last = cast(Any, kernel)(*x, hidden, weights, len(weights) == 4, 1, 0.0, self.training, False, *layout)
+        return y, torch.cat(last, -1)[0]
+
+
+class RecurrentOp(Op):
+    """[B, L, D] → [B, L, H], or 2H for both directions. Raises StateError where what reads backward has a state."""
+
+    def __init__(self, spec: Recurrent, dim: int) -> None:
+        super().__init__()
+        self.spec = spec
+        hidden = spec.hidden or dim
+        self.cell = Cell(spec.kind, dim, hidden, spec.bias) if spec.direction != "backward" else None
+        self.back = Cell(spec.kind, dim, hidden, spec.bias) if spec.direction != "forward" else None
+        self.size = cast(Cell, self.cell or self.back).size
+        self.leaves: dict[str, Leaf] = {"carry": PerSlot((self.size,))}
+
+    def state(self) -> dict[str, Leaf]:
+        return self.leaves if self.spec.direction == "forward" else {}
+
+    def forward(self, x: Tensor, step: Step, state: State | None = None) -> Tensor:
+        if self.cell is None or self.back is not None:
+            if state is not None:
+                raise StateError("a recurrence that reads backward cannot be continued: call the model without a state")
+            return self.read(x, step)[0]
+        (carry,) = resume(self.leaves, x, step, state)
+        first = started(self.spec.begin, step, carry, state)
+        if x.shape[1] == 1 or (step.segment is not None and torch.compiler.is_compiling()):
+            y, carry = self._scan(self.cell, x, step, first)
+        elif step.segment is None:
+            y, carry = self.cell.read(x, first, None, last=True)
+        else:
+            documents = Documents.of(step.segment)
+            begin = None
+            if self.spec.begin is not None:
+                begin = beginning(step, self.spec.begin, documents.row, documents.number)
+            begin = torch.zeros_like(first[documents.row]) if begin is None else begin
+            begin = torch.where((documents.place == 0)[:, None], first[documents.row], begin)
+            y, carry = self.cell.read(documents.split(x), begin, documents, last=state is not None)
+            y, carry = documents.join(y), None if carry is None else carry[documents.newest]
+        if carry is not None:
+            keep(self.leaves, (carry,), step, state)
+        return y
+
+    def _scan(self, cell: Cell, x: Tensor, step: Step, first: Tensor) -> tuple[Tensor, Tensor]:
+        given = cell.given(x)
+
+        def move(i: int, carry: Carry) -> tuple[Tensor, Carry]:
+            moved = cell.move(given[:, i], carry[0])
+            return moved[:, : cell.hidden], (moved,)
+
+        y, (carry,) = scan(move, (first,), x.shape[1], step, begins(self.spec.begin, step, first))
+        return y, carry
+
+    def read(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """(y, the last carry of each document [B, documents, S]): where the reading ended, backward if both ways."""
+        documents = None if step.segment is None else Documents.of(step.segment)
+        x = x if documents is None else documents.split(x)
+        begin, ys, last = x.new_zeros(len(x), self.size), list[Tensor](), None
+        for cell in (self.cell, self.back):
+            if cell is None:
+                continue
+            y, last = cell.read(x if cell is self.cell else _turned(x, documents), begin, documents, last=True)
+            ys.append(y if cell is self.cell else _turned(y, documents))
+        assert last is not None
+        y = torch.cat(ys, -1)
+        return (y, last[:, None]) if documents is None else (documents.join(y), documents.by_row(last))
+
+
+def started(layer: int | None, step: Step, carry: Tensor, state: State | None) -> Tensor:
+    """[B, S]: what the rows continue from: their carry, or in an empty slot what Step.condition says."""
+    place = (step.shared or Shared()).place
+    rows = torch.arange(len(carry), device=carry.device)
+    numbers = None if step.segment is None else _first(step.segment)
+    begin = None if layer is None else beginning(step, layer, rows, numbers)
+    if begin is None or state is None or place is None:
+        return carry if begin is None else begin
+    return torch.where(state.length[place.rows, None] == 0, begin, carry)
+
+
+def begins(layer: int | None, step: Step, carry: Tensor) -> Callable[[int], Carry] | None:
+    """What `scan` takes: token i → what a document that starts there starts from."""
+    if layer is None or step.condition is None or step.segment is None:
+        return None
+    segment, rows = step.segment, torch.arange(len(carry), device=carry.device)
+
+    def begin(i: int) -> Carry:
+        return (cast(Tensor, beginning(step, layer, rows, segment[:, i])),)
+
+    return begin
+
+
+def _first(segment: Tensor) -> Tensor:
+    """[B]: the number of each row's first token that is no padding, 0 where there is none."""
+    return segment.gather(1, (segment != 0).int().argmax(1, keepdim=True))[:, 0]
+
+
+def _turned(x: Tensor, documents: Documents | None) -> Tensor:
+    return x.flip(1) if documents is None else documents.reversed(x)
+
+
+class Reader(Embed):
+    """A front end that reads: tokens through recurrent layers, with `dropout` after each of them too.
+
+    It leaves the last state of each document, layer by layer, in Step.condition [B, documents, layers, S], where a
+    decoder's recurrence may start (Sutskever et al. 2014).
+    """
+
+    layers: tuple[Recurrent, ...] = ()
+    """From the tokens on; they share H and the kind of recurrence."""
+
+    def check(self) -> None:
+        super().check()
+        self.require(bool(self.layers), "a reader has at least one layer")
+        sizes = {(layer.kind, layer.hidden) for layer in self.layers}
+        self.require(len(sizes) < 2, f"the layers of a reader share kind and hidden, got {sorted(map(str, sizes))}")
+
+    def build(self, dim: int, context: Context) -> ReaderOp:
+        return ReaderOp(self, dim, context)
+
+
+class ReaderOp(EmbedOp):
+    """ids [B, M] → ([B, M, H or 2H], step with the condition)."""
+
+    def __init__(self, spec: Reader, dim: int, context: Context) -> None:
+        super().__init__(spec, dim, context)
+        widths = [dim]
+        for layer in spec.layers:
+            widths.append((layer.hidden or widths[-1]) * (2 if layer.direction == "both" else 1))
+        self.layers = nn.ModuleList(
+            layer.build(width, context) for layer, width in zip(spec.layers, widths, strict=False)
+        )
+        sizes = {cast(RecurrentOp, layer).size for layer in self.layers}
+        spec.require(len(sizes) == 1, "the layers of a reader leave states of one size: give them the same hidden")
+
+    def forward(self, ids: Tensor, step: Step) -> tuple[Tensor, Step]:
+        x, step = super().forward(ids, step)
+        ends = list[Tensor]()
+        for layer in self.layers:
+            x, last = cast(RecurrentOp, layer).read(x, step)
+            x = F.dropout(x, self.spec.dropout, self.training)
+            ends.append(last)
+        return x, step.replace(condition=torch.stack(ends, 2))
