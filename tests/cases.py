@@ -60,6 +60,8 @@ DYNAMIC = Rope(scaling=DynamicNtk(2.0, trained_length=8))
 LONG = Rope(scaling=LongRope((1.0, 1.1, 1.3, 1.6), (1.0, 2.0, 3.5, 6.0), trained_length=8, factor=4.0))
 
 VARIANTS = (
+    _variant("dinov2", "registers", registers=3),
+    _variant("dinov2", "gated", gated=True, activation="silu", hidden=88),
     _variant("gpt_neox", "in sequence", parallel=False),
     _variant("gpt2", "untied", tied=False),
     _variant("linear_transformer", "Performer", hf=False, features=RandomFeatures(12)),

@@ -20,6 +20,14 @@ from tests.language import beats_unigrams
 KIB = 1024
 # (parameters, bytes of state a token in 2-byte elements), from the papers, model cards and published checkpoints.
 PUBLISHED = {
+    "dinov2-s": (22_056_576, 0),
+    "dinov2-b": (86_580_480, 0),
+    "dinov2-l": (304_368_640, 0),
+    "dinov2-g": (1_136_480_768, 0),
+    "dinov2-s-registers": (22_058_112, 0),
+    "dinov2-b-registers": (86_583_552, 0),
+    "dinov2-l-registers": (304_372_736, 0),
+    "dinov2-g-registers": (1_136_486_912, 0),
     "gpt2-124m": (124_439_808, 36 * KIB),
     "gpt2-355m": (354_823_168, 96 * KIB),
     "gpt2-774m": (774_030_080, 180 * KIB),

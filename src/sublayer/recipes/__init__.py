@@ -18,6 +18,7 @@ from ..names import Row
 from ..nn.sublayer import Model
 
 if TYPE_CHECKING:
+    from .dinov2 import dinov2
     from .gpt2 import gpt2
     from .gpt_neox import gpt_neox
     from .linear_transformer import linear_transformer
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .vit import vit
 
 FAMILIES = (
+    "dinov2",
     "gpt2",
     "gpt_neox",
     "linear_transformer",
@@ -38,6 +40,7 @@ CONTRACTS = ("parity", "size", "incremental", "packing", "padding", "kernels", "
 __all__ = [
     "CONTRACTS",
     "FAMILIES",
+    "dinov2",
     "family",
     "from_hf",
     "gpt2",
