@@ -59,6 +59,8 @@ class Attention(Part):
     """Whether q, k and v have biases."""
     out_bias: bool | None = None
     """Whether the output projection has one; None: as q, k and v."""
+    gated: bool = False
+    """Whether what the heads give is multiplied by sigmoid(gate(x)) before the output projection (arXiv 2505.06708)."""
     dropout: float = 0.0
     """Share of attention weights zeroed while training."""
 
@@ -113,6 +115,7 @@ class AttentionOp(Op):
         self.v = Projection(source, kv_heads * self.head_size, spec.bias)
         out_bias = spec.bias if spec.out_bias is None else spec.out_bias
         self.out = Projection(spec.heads * self.head_size, dim, out_bias)
+        self.gate = Projection(dim, spec.heads * self.head_size, spec.bias) if spec.gated else None
         self.q_norm = spec.qk_norm.build(self.head_size, context) if spec.qk_norm else None
         self.k_norm = spec.qk_norm.build(self.head_size, context) if spec.qk_norm else None
         self.sink_logits = nn.Parameter(torch.empty(spec.heads)) if spec.sinks else None
@@ -163,7 +166,8 @@ class AttentionOp(Op):
             self.watch(weights)
         if weights is not None and values is not None:
             y = y + values.value_term(weights, *_positions(mask, q.shape[2], k.shape[2], q.device))
-        return self.out(y.transpose(1, 2).flatten(2))
+        y = y.transpose(1, 2).flatten(2)
+        return self.out(y if self.gate is None else y * self.gate(x).sigmoid())
 
     def _split(self, projection: Projection, x: Tensor, norm: nn.Module | None = None) -> Tensor:
         # -1: under tensor parallelism a shard holds fewer heads.
