@@ -16,7 +16,7 @@ from unittest.mock import patch
 from torch import Tensor
 
 from sublayer.names import Change, Row
-from sublayer.nn import geometry
+from sublayer.nn import geometry, s4
 from sublayer.nn.attend import KERNELS
 from sublayer.nn.attention import AttentionOp
 from sublayer.nn.documents import Documents
@@ -27,6 +27,7 @@ from sublayer.nn.op import Op
 from sublayer.nn.position import T5BucketsOp
 from sublayer.nn.reference import Options
 from sublayer.nn.rope import Rope
+from sublayer.nn.s4 import S4Op
 from sublayer.recipes import family
 from sublayer.state import Handle, PerMemory, PerSlot, PerToken, State
 from sublayer.step import Place, Step
@@ -203,6 +204,11 @@ def one_document_a_row(of: Any, segment: Tensor) -> Any:
     return of((segment != 0).long())
 
 
+def forgets(advanced: Any, power: Any, x: Tensor, steps: Tensor) -> Tensor:
+    """A prefilled call leaves what its own tokens wrote, and nothing of the calls before."""
+    return 0 * advanced(power, x, steps)
+
+
 def all_of_the_memory(cross: Any, step: Step, *args: Any) -> None:
     """Cross-attention sees the source's padding."""
 
@@ -248,6 +254,7 @@ def says_nothing(forward: Any, op: AttentionOp, x: Tensor, *args: Any) -> Tensor
 
 
 ATTENTION, SCAN, LSTM = (AttentionOp, "_tokens"), (PlainScanOp, "forward"), (PlainWriterOp, "forward")
+S4 = (S4Op, "forward")
 LINEAR = (LinearAttentionOp, "forward")
 WINDOW = "llama, windows"
 
@@ -293,6 +300,10 @@ BROKEN = (
            where="row 0", unseen=("incremental", "padding")),
     Broken("padding enters linear attention's sums", "linear_transformer", "padding", around(*LINEAR, moved_by_padding),
            where="left", unseen=("incremental",)),
+    Broken("a state space convolves over documents", "s4", "packing", around(*S4, without_starts),
+           where="row 0", unseen=("incremental", "padding")),
+    Broken("a state space forgets what earlier calls left", "s4", "incremental", around(s4, "_advanced", forgets),
+           where="chunked", unseen=("packing",)),
     Broken("padding moves a recurrence", "mamba_like", "padding", around(*SCAN, moved_by_padding),
            where="left", unseen=("incremental",)),
     Broken("padding is written", "llama", "padding", padding_written, where="slot 3", unseen=("incremental",)),

@@ -65,6 +65,7 @@ VARIANTS = (
     _variant("gpt_neox", "in sequence", parallel=False),
     _variant("gpt2", "untied", tied=False),
     _variant("linear_transformer", "Performer", hf=False, features=RandomFeatures(12)),
+    _variant("s4", "S4D", hf=False, structure="diagonal", discretisation="zoh", start="inv", repeats=2),
     # Each layer its own window, which no config.json of this line says.
     _variant("llama", "windows", hf=False, window=(4, 6)),
     _variant("llama", "Mistral's window", window=5),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sublayer.errors import WeightsError
-from sublayer.names import SAME, TRANSPOSED, Change, Row, cut, expand, interleaved, matches, rows, stacked
+from sublayer.names import SAME, TRANSPOSED, Change, Row, cut, expand, in_turn, interleaved, matches, rows, stacked
 from sublayer.recipes import FAMILIES, family, names
 
 CHANGES = {"same": (SAME, 1), "transposed": (TRANSPOSED, 1)} | {
@@ -57,6 +57,15 @@ def test_interleaved_matrices_take_turns(shape: tuple[int, ...]) -> None:
         [4, 5, 10, 11],
     ]
     assert torch.equal(interleaved(3, 2).back([q, k, v])[0], whole)
+
+
+def test_matrices_of_different_heights_take_turns() -> None:
+    """Two groups, each a row of the first and two of the second."""
+    whole = torch.arange(12.0).view(6, 2)
+    a, b = in_turn(1, 2).into([whole])
+    assert torch.equal(a, whole[[0, 3]])
+    assert torch.equal(b, whole[[1, 2, 4, 5]])
+    assert torch.equal(in_turn(1, 2).back([a, b])[0], whole)
 
 
 def test_a_change_may_depend_on_the_module_that_holds_all_of_ours() -> None:
@@ -146,7 +155,7 @@ def test_patterns_match_whole_names_and_numbers_only() -> None:
     )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name for name in FAMILIES if family(name).NAMES])
 def test_a_familys_table_names_each_tensor_of_its_tiny_model_once(name: str) -> None:
     module = family(name)
     model = getattr(module, name)(**module.TINY).empty(device="meta")

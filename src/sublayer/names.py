@@ -54,13 +54,19 @@ def cut(*heights: int) -> Change:
 
 def interleaved(parts: int, height: int) -> Change:
     """One of theirs holds `parts` equal matrices of ours, `height` rows of each in turn (head by head, say)."""
+    return in_turn(*[height] * parts)
+
+
+def in_turn(*heights: int) -> Change:
+    """One of theirs holds matrices of ours, so many rows of each again and again (group by group of heads, say)."""
 
     def into(theirs: Tensors) -> Tensors:
-        whole = theirs[0].unflatten(0, (-1, parts, height))
-        return [part.flatten(0, 1) for part in whole.unbind(1)]
+        groups = theirs[0].unflatten(0, (-1, sum(heights)))
+        return [part.flatten(0, 1) for part in groups.split(heights, 1)]
 
     def back(ours: Tensors) -> Tensors:
-        return [torch.stack([part.unflatten(0, (-1, height)) for part in ours], 1).flatten(0, 2)]
+        groups = [part.unflatten(0, (-1, height)) for part, height in zip(ours, heights, strict=True)]
+        return [torch.cat(groups, 1).flatten(0, 1)]
 
     return Change(into, back)
 

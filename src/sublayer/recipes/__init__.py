@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .linear_transformer import linear_transformer
     from .llama import llama
     from .rnn import rnn
+    from .s4 import s4
     from .vit import vit
 
 FAMILIES = (
@@ -33,6 +34,7 @@ FAMILIES = (
     "linear_transformer",
     "llama",
     "rnn",
+    "s4",
     "vit",
 )
 CONTRACTS = ("parity", "size", "incremental", "packing", "padding", "kernels", "round trip", "compile", "learning")
@@ -51,6 +53,7 @@ __all__ = [
     "names",
     "names_of_sizes",
     "rnn",
+    "s4",
     "to_hf",
     "vit",
 ]
