@@ -24,6 +24,7 @@ from transformers import (
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
@@ -55,6 +56,9 @@ SMALL: dict[type, dict[str, Any]] = {
                     "num_attention_heads": 2},
     Qwen3Config: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
                   "num_attention_heads": 4, "num_key_value_heads": 2},
+    MixtralConfig: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
+                    "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4,
+                    "bos_token_id": 0, "eos_token_id": 0},
 }  # fmt: skip
 
 
@@ -90,7 +94,7 @@ def oracle(family: Any, *, base: bool = False, made: Any = None, **changes: Any)
     No parameter is at a value that would hide it: biases and norms are drawn too.
     """
     config = family(**SMALL.get(family, {}) | changes)
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     with raised(), warnings.catch_warnings(action="ignore"):
         made = made or (BASES if base else MODELS)[family]
         model: PreTrainedModel = made(config).double().eval()
@@ -98,6 +102,9 @@ def oracle(family: Any, *, base: bool = False, made: Any = None, **changes: Any)
         for name, parameter in model.named_parameters():
             around = 1.0 if parameter.dim() == 1 and name.endswith("weight") else 0.0
             parameter.normal_(around, 0.2)
+        for name, buffer in model.named_buffers():
+            if buffer.is_floating_point() and name in model.state_dict():  # what a router learns without gradients
+                buffer.normal_(0, 0.2)
     return model
 
 
@@ -170,10 +177,10 @@ def agree(
     gradients = exported(ours, folder, zero)
     wanted = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in theirs.named_parameters()}
     if isinstance(theirs, PreTrainedModel):
-        wanted = revert_weight_conversion(theirs, wanted)
+        wanted = revert_weight_conversion(theirs, wanted)  # names as on disk: experts are fused in memory only
     if not gradients.keys() & wanted.keys():  # a base class, whose names have no prefix
         gradients = {name.partition(".")[2]: gradient for name, gradient in gradients.items()}
-    assert gradients.keys() == wanted.keys()
+    assert gradients.keys() - dict(theirs.named_buffers()).keys() == wanted.keys()
     nothing = ROUNDING * max(float(gradient.abs().max()) for gradient in wanted.values())
     for name, gradient in wanted.items():
         if not gradient.any():
@@ -213,7 +220,11 @@ def reopened(folder: Path) -> PreTrainedModel:
     """Our export, read by transformers in fp64; it must miss nothing and find nothing left over."""
     with raised(), warnings.catch_warnings(action="ignore"):
         found: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float64, attn_implementation="eager", output_loading_info=True
+            folder,
+            dtype=torch.float64,
+            attn_implementation="eager",
+            experts_implementation="eager",
+            output_loading_info=True,
         )
     model, report = found
     assert not any(report.values()), report

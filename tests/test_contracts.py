@@ -69,7 +69,13 @@ PUBLISHED = {
     "qwen3-8b": (8_190_735_360, 144 * KIB),
     "qwen3-14b": (14_768_307_200, 160 * KIB),
     "qwen3-32b": (32_762_123_264, 256 * KIB),
+    "mixtral-8x7b": (46_702_792_704, 128 * KIB),
+    "mixtral-8x22b": (140_620_634_112, 224 * KIB),
 }
+ACTIVE = {
+    "mixtral-8x7b": 12_879_925_248,
+    "mixtral-8x22b": 39_152_031_744,
+}  # parameters that a token goes through
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
@@ -87,6 +93,8 @@ def test_size(size: str) -> None:
     model = published(size).build(device="meta", dtype=torch.bfloat16)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
     assert State.allocate(model, 1, 16).bytes_per("token") == bytes_a_token
+    if size in ACTIVE:
+        assert published(size).active_parameters() == ACTIVE[size]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

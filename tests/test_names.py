@@ -9,7 +9,20 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sublayer.errors import WeightsError
-from sublayer.names import SAME, TRANSPOSED, Change, Row, cut, expand, in_turn, interleaved, matches, rows, stacked
+from sublayer.names import (
+    SAME,
+    STACKED,
+    TRANSPOSED,
+    Change,
+    Row,
+    cut,
+    expand,
+    in_turn,
+    interleaved,
+    matches,
+    rows,
+    stacked,
+)
 from sublayer.recipes import FAMILIES, family, names
 
 CHANGES = {"same": (SAME, 1), "transposed": (TRANSPOSED, 1)} | {
@@ -129,6 +142,19 @@ def test_rows_expand_to_the_numbers_that_occur_in_order() -> None:
 def test_a_table_that_does_not_fit_the_model_is_refused(table, names, message: str) -> None:
     with pytest.raises(WeightsError, match=message):
         expand(table, names)
+
+
+def test_a_star_stands_for_each_expert_that_one_of_ours_holds() -> None:
+    model = nn.Module()
+    model.w, model.p, model.q = (nn.Parameter(torch.empty(shape)) for shape in ((3, 4, 5), (2,), (2,)))
+    table = [Row("e.*.w", "w", STACKED), Row(("e.*.p", "e.*.q"), ("p", "q"))]
+    first, second = expand(table, model)
+    assert first.their_names == ("e.0.w", "e.1.w", "e.2.w")
+    assert second.their_names == ("e.0.p", "e.1.p", "e.0.q", "e.1.q")
+    experts = [torch.full((4, 5), float(i)) for i in range(3)]
+    (ours,) = first.change.into(experts)
+    assert ours.shape == (3, 4, 5)
+    assert all(map(torch.equal, first.change.back([ours]), experts))
 
 
 def test_a_row_for_what_the_model_lacks_is_left_out() -> None:

@@ -71,9 +71,15 @@ def in_turn(*heights: int) -> Change:
     return Change(into, back)
 
 
+STACKED = Change(lambda ts: [torch.stack(ts)], lambda ts: list(ts[0].unbind(0)))  # one of ours holds all of theirs
+
+
 @dataclass(frozen=True)
 class Row:
-    """`{}` in a name stands for a number, the same one at the same place on both sides."""
+    """`{}` in a name stands for a number, the same one at the same place on both sides.
+
+    `*` in one of theirs stands for 0, 1, … up to the length of ours: the experts that our one parameter holds.
+    """
 
     theirs: str | tuple[str, ...]
     ours: str | tuple[str, ...]
@@ -93,7 +99,11 @@ class Row:
         return Row(theirs, ours, self.change, self.sized)
 
     def of(self, model: nn.Module) -> Row:
-        """The row of one layer with the change that the model's sizes ask for."""
+        """The row of one layer with the change and the experts that the model's sizes ask for."""
+        if any("*" in name for name in self.their_names):
+            experts = range(len(model.get_parameter(self.our_names[0])))
+            every = [name.replace("*", str(i)) for name in self.their_names for i in (experts if "*" in name else (0,))]
+            return Row(tuple(every), self.ours, self.change, self.sized).of(model)
         if self.sized is None:
             return self
         modules = [name.rpartition(".")[0].replace(".", "/") for name in self.our_names]

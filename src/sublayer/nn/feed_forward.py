@@ -46,6 +46,11 @@ class FeedForward(Part):
         self.require(self.hidden > 0, f"hidden must be above 0, got {self.hidden}")
         self.require(0 <= self.dropout < 1, f"dropout is a share from 0 to below 1, got {self.dropout}")
 
+    def inner(self, up: Tensor, gate: Tensor | None) -> Tensor:
+        """What stands between the matrices: activation(up), or activation(gate) · up."""
+        activation = ACTIVATIONS[self.activation]
+        return activation(up) if gate is None else activation(gate) * up
+
     def build(self, dim: int, context: Context) -> FeedForwardOp:
         return FeedForwardOp(self, dim)
 
@@ -63,6 +68,6 @@ class FeedForwardOp(Op):
         self.down = Projection(spec.hidden, dim, spec.bias)
 
     def forward(self, x: Tensor, step: Step | None = None, state: State | None = None) -> Tensor:
-        activation = ACTIVATIONS[self.spec.activation]
-        inner = activation(self.up(x)) if self.gate is None else activation(self.gate(x)) * self.up(x)
+        gate = None if self.gate is None else self.gate(x)
+        inner = self.spec.inner(self.up(x), gate)
         return self.down(F.dropout(inner, self.spec.dropout, self.training))

@@ -71,7 +71,9 @@ def initialise(model: nn.Module, init: Init, seed: int) -> None:
     writers: dict[int, float] = {}  # standard deviation of each matrix that writes into its trunk's residual stream
     for trunk in model.children():
         own = [getattr(op, name) for op in trunk.modules() for name in getattr(op, "residual_outputs", ())]
-        writers |= {id(writer): init.writer(writer.in_features, len(own)) for writer in own}
+        for writer in own:
+            fan_in = writer.shape[-1] if isinstance(writer, nn.Parameter) else writer.in_features
+            writers[id(writer)] = init.writer(fan_in, len(own))
     for module in model.modules():
         if isinstance(module, nn.Linear):
             normal(module.weight, writers.get(id(module), init.matrix(module.in_features)), generator)
@@ -81,6 +83,10 @@ def initialise(model: nn.Module, init: Init, seed: int) -> None:
             normal(module.weight, init.table, generator)
         elif hasattr(module, "initialise"):
             cast(Any, module).initialise(generator, init)
+            for name in getattr(module, "residual_outputs", ()):
+                writer = getattr(module, name)
+                if isinstance(writer, nn.Parameter):
+                    normal(writer, writers[id(writer)], generator)
     for name, parameter in model.named_parameters():
         if parameter.numel() and bool(parameter.view(-1)[0].isnan()):
             owner = model.get_submodule(name.rpartition(".")[0])

@@ -21,10 +21,10 @@ class Op(nn.Module):
     """What a sublayer runs: `forward(x, step, state=None) -> y`, or (y, extras) with auxiliary losses by name.
 
     `state()` declares what the op keeps while decoding; the op reads and writes it through the view it is given and
-    allocates nothing. `residual_outputs` names the child linears that write into the residual stream: some recipes
-    start those smaller. `matrices` names parameters of the op's own that are weights of linear maps: they decay in
-    training, as a linear's do, and its other parameters do not. `idle` counts the parameters that a token does not go
-    through (experts it is not sent to).
+    allocates nothing. `residual_outputs` names the child linears, or own matrices, that write into the residual
+    stream: some recipes start those smaller. `matrices` names parameters of the op's own that are weights of linear
+    maps: they decay in training, as a linear's do, and its other parameters do not. `idle` counts the parameters that
+    a token does not go through (experts it is not sent to).
     """
 
     residual_outputs: tuple[str, ...] = ()

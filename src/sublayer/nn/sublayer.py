@@ -280,6 +280,8 @@ class Model(Part):
             for name, parameter in module.named_parameters(recurse=False):
                 room = torch.empty(parameter.shape, dtype=dtype, device=device)
                 setattr(module, name, nn.Parameter(room, parameter.requires_grad))
+            for name, buffer in module.named_buffers(recurse=False):  # what an op counts begins at 0
+                setattr(module, name, torch.zeros(buffer.shape, dtype=buffer.dtype, device=device))
         return model
 
     def parameters(self) -> int:

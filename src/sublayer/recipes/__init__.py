@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .gpt_neox import gpt_neox
     from .linear_transformer import linear_transformer
     from .llama import llama
+    from .mixtral import mixtral
     from .rnn import rnn
     from .s4 import s4
     from .vit import vit
@@ -36,6 +37,7 @@ FAMILIES = (
     "rnn",
     "s4",
     "vit",
+    "mixtral",
 )
 CONTRACTS = ("parity", "size", "incremental", "packing", "padding", "kernels", "round trip", "compile", "learning")
 
@@ -49,6 +51,7 @@ __all__ = [
     "gpt_neox",
     "linear_transformer",
     "llama",
+    "mixtral",
     "model",
     "names",
     "names_of_sizes",
