@@ -3,6 +3,8 @@ architectures of tests/models, which prove the places that no recipe uses yet.""
 
 from collections.abc import Callable, Sequence
 from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -53,6 +55,17 @@ def _images(case: Case, lengths: Sequence[int], seed: int) -> list[Document]:
     generator, front = torch.Generator().manual_seed(seed), cast(Patches, case.spec.embedding)
     dtype = torch.get_default_dtype()
     return [Document(torch.randn(front.channels, *front.image, generator=generator, dtype=dtype)) for _ in lengths]
+    family_name: str,
+    suffix: str,
+    *,
+    hf: bool = True,
+    length_dependent: bool = False,
+    exempt: Mapping[str, str] | None = None,
+    **changes: Any,
+) -> Case:
+    module = family(family_name)
+    spec = getattr(module, family_name)(**module.TINY | changes)
+    return Case(f"{family_name}, {suffix}", spec, module.EXEMPT | (exempt or {}), hf, length_dependent)
 
 
 def _alignments(case: Case, lengths: Sequence[int], seed: int) -> list[Document]:
@@ -66,9 +79,15 @@ def _alignments(case: Case, lengths: Sequence[int], seed: int) -> list[Document]
 DYNAMIC = Rope(scaling=DynamicNtk(2.0, trained_length=8))
 LONG = Rope(scaling=LongRope((1.0, 1.1, 1.3, 1.6), (1.0, 2.0, 3.5, 6.0), trained_length=8, factor=4.0))
 
+CAPPED: dict[str, Any] = {"qk_norm": False, "softcap": 3.0, "logit_cap": 4.0, "scale": 0.25, "local_rope": None}
+BOTH_WAYS = {"incremental": "Queries see both ways, so nothing can be continued."}
+
 VARIANTS = (
     _variant("dinov2", "registers", registers=3),
     _variant("dinov2", "gated", gated=True, activation="silu", hidden=88),
+    _variant("gemma", "1", sandwich=False, qk_norm=False, local=(), window=None, rope=Rope()),
+    _variant("gemma", "2, with caps", rope=Rope(), **CAPPED),
+    _variant("gemma", "both ways", causal=False, exempt=BOTH_WAYS),
     _variant("gpt_neox", "in sequence", parallel=False),
     _variant("gpt2", "untied", tied=False),
     _variant("linear_transformer", "Performer", hf=False, features=RandomFeatures(12)),

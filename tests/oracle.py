@@ -20,6 +20,9 @@ from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
@@ -54,6 +57,13 @@ SMALL: dict[type, dict[str, Any]] = {
     },
     GPTNeoXConfig: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
                     "num_attention_heads": 2},
+    **{
+        family: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
+                 "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 5}
+        for family in (Gemma2Config, Gemma3TextConfig)
+    },
+    GemmaConfig: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
+                  "num_attention_heads": 4, "num_key_value_heads": 2},
     Qwen3Config: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
                   "num_attention_heads": 4, "num_key_value_heads": 2},
     MixtralConfig: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
@@ -197,10 +207,12 @@ def agree(
 def exported(ours: ModelOp, folder: Path, values: dict[str, Any]) -> dict[str, Tensor]:
     """Values named as our parameters, under the names that the checkpoint table gives theirs."""
     _, family = from_hf(read_json(folder / "config.json"))
+    stored = load_file(folder / "model.safetensors")
+    prefix = "" if any(name.startswith(family.PREFIX) for name in stored) else family.PREFIX  # a base class has none
     found: dict[str, Tensor] = {}
     for row in expand(names(family, ours.spec), ours):
         back = row.change.back([values[name] for name in row.our_names])
-        found |= dict(zip(row.their_names, back, strict=True))
+        found |= dict(zip((name.removeprefix(prefix) for name in row.their_names), back, strict=True))
     return found
 
 

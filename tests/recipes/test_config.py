@@ -8,11 +8,13 @@ from sublayer.errors import SpecError
 from sublayer.recipes import FAMILIES, family, from_hf
 from sublayer.recipes.config import IRRELEVANT, Config
 from sublayer.spec import Spec
+from tests.recipes.test_gemma import config as gemma
 from tests.recipes.test_gpt2 import CONFIG as GPT2
 from tests.recipes.test_gpt_neox import CONFIG as GPT_NEOX
 from tests.recipes.test_llama import config
 
 CONFIGS = {
+    **{name: gemma(name) for name in ("gemma", "gemma2", "gemma3_text")},
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,
     **{name.lower(): config(name) for name in ("Llama", "Mistral")},
@@ -23,7 +25,7 @@ KEYS = (
     "architectures model_type head_dim rope_theta rope_scaling rope_parameters partial_rotary_factor sliding_window "
     "use_sliding_window max_window_layers layer_types hidden_act activation_function attention_dropout attention_bias "
     "mlp_bias tie_word_embeddings max_position_embeddings n_inner layer_norm_epsilon resid_pdrop pruned_heads unknown "
-    "rotary_pct rotary_emb_base use_parallel_residual"
+    "rotary_pct rotary_emb_base use_parallel_residual query_pre_attn_scalar rope_local_base_freq sliding_window_pattern"
 )
 VALUES = [
     None, True, False, 0, -1, 3, 1.5, 1 << 70, float("nan"), float("inf"), "", "silu", [], [1], ["a"], {}, {"a": 1},

@@ -74,11 +74,12 @@ class RMSNormOp(Op):
         self.weight.fill_(0 if self.spec.plus_one else 1)
 
     def forward(self, x: Tensor, step: Step | None = None, state: State | None = None) -> Tensor:
-        if x.dtype in (torch.float32, torch.float64) and not self.spec.plus_one:
-            if torch.is_grad_enabled() and x.dtype == self.weight.dtype and not torch.compiler.is_compiling():
-                return cast(Any, _Normed).apply(x, self.weight, self.spec.eps)
-            return F.rms_norm(x, self.weight.shape, self.weight, self.spec.eps)
-        wide = x if x.dtype == torch.float64 else x.float()
+        if x.dtype in (torch.float32, torch.float64):
+            weight = 1 + self.weight.to(x.dtype) if self.spec.plus_one else self.weight
+            if torch.is_grad_enabled() and x.dtype == weight.dtype and not torch.compiler.is_compiling():
+                return cast(Any, _Normed).apply(x, weight, self.spec.eps)
+            return F.rms_norm(x, weight.shape, weight, self.spec.eps)
+        wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.spec.eps)
         if self.spec.plus_one:
             return (wide * (1 + self.weight.to(wide.dtype))).to(x.dtype)

@@ -19,6 +19,7 @@ from ..nn.sublayer import Model
 
 if TYPE_CHECKING:
     from .dinov2 import dinov2
+    from .gemma import gemma
     from .gpt2 import gpt2
     from .gpt_neox import gpt_neox
     from .linear_transformer import linear_transformer
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 FAMILIES = (
     "dinov2",
+    "gemma",
     "gpt2",
     "gpt_neox",
     "linear_transformer",
@@ -47,6 +49,7 @@ __all__ = [
     "dinov2",
     "family",
     "from_hf",
+    "gemma",
     "gpt2",
     "gpt_neox",
     "linear_transformer",
@@ -130,7 +133,7 @@ def to_hf(spec: Model) -> tuple[dict[str, Any], Any]:
         try:
             config = module.to_hf(spec)
             back, _ = from_hf(config)
-        except (SpecError, AttributeError, KeyError):  # a spec of another shape
+        except (SpecError, AttributeError, LookupError, TypeError, ValueError):  # a spec of another shape
             continue
         if _same_function(back, spec):
             return config, module

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import SpecError, nearest
@@ -79,6 +79,17 @@ class Config:
     def layers(self, key: str) -> int:
         """How many layers: bounded, for each becomes a part of the spec."""
         return self.count(key, most=MAX_LAYERS)
+
+    def local_layers(self, default: Sequence[bool]) -> tuple[bool, ...]:
+        """Which layers see a window only: what layer_types says, or the default."""
+        kinds, known = self("layer_types", None), ("full_attention", "sliding_attention")
+        if kinds is None:
+            return tuple(default)
+        if not isinstance(kinds, list) or len(kinds) != len(default) or any(kind not in known for kind in kinds):
+            raise SpecError(
+                f"{self.kind}: layer_types does not say {' or '.join(known)} for each of {len(default)} layers"
+            )
+        return tuple(kind == "sliding_attention" for kind in kinds)
 
     def classes(self) -> int:
         """How many classes a head tells apart: those of id2label, or num_labels, or 2 as in their config classes."""

@@ -190,11 +190,8 @@ def _windows(config: Config) -> tuple[int | None, ...] | None:
     window = _window(config)
     window = window if config("use_sliding_window", False) else None  # published files name one that is not used
     full = config.count("max_window_layers", 28, least=0)  # the first layers attend fully
-    kinds = config("layer_types", ["full_attention" if i < full else "sliding_attention" for i in range(layers)])
-    known = ("sliding_attention", "full_attention")
-    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in known for kind in kinds):
-        raise SpecError(f"{config.kind}: layer_types does not say {' or '.join(known)} for each of {layers} layers")
-    windows = tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    local = config.local_layers([i >= full for i in range(layers)])
+    windows = tuple(window if one else None for one in local)
     return windows if set(windows) != {None} else None
 
 
