@@ -1,10 +1,8 @@
 """The models that pass through the contracts: every family of recipes, variants that take other paths, and four
 architectures of tests/models, which prove the places that no recipe uses yet."""
 
-from collections.abc import Callable, Sequence
-from typing import cast
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 
@@ -31,14 +29,20 @@ def _exact(spec: Model) -> bool:
 
 
 def _variant(
-    family_name: str, suffix: str, *, hf: bool | None = None, length_dependent: bool = False, **changes: object
+    family_name: str,
+    suffix: str,
+    *,
+    hf: bool | None = None,
+    length_dependent: bool = False,
+    exempt: Mapping[str, str] | None = None,
+    **changes: Any,
 ) -> Case:
     module = family(family_name)
     spec = getattr(module, family_name)(**module.TINY | changes)
     return Case(
         f"{family_name}, {suffix}",
         spec,
-        module.EXEMPT,
+        module.EXEMPT | (exempt or {}),
         bool(module.HF) if hf is None else hf,
         length_dependent,
         _exact(spec),
@@ -55,17 +59,6 @@ def _images(case: Case, lengths: Sequence[int], seed: int) -> list[Document]:
     generator, front = torch.Generator().manual_seed(seed), cast(Patches, case.spec.embedding)
     dtype = torch.get_default_dtype()
     return [Document(torch.randn(front.channels, *front.image, generator=generator, dtype=dtype)) for _ in lengths]
-    family_name: str,
-    suffix: str,
-    *,
-    hf: bool = True,
-    length_dependent: bool = False,
-    exempt: Mapping[str, str] | None = None,
-    **changes: Any,
-) -> Case:
-    module = family(family_name)
-    spec = getattr(module, family_name)(**module.TINY | changes)
-    return Case(f"{family_name}, {suffix}", spec, module.EXEMPT | (exempt or {}), hf, length_dependent)
 
 
 def _alignments(case: Case, lengths: Sequence[int], seed: int) -> list[Document]:

@@ -207,12 +207,10 @@ def agree(
 def exported(ours: ModelOp, folder: Path, values: dict[str, Any]) -> dict[str, Tensor]:
     """Values named as our parameters, under the names that the checkpoint table gives theirs."""
     _, family = from_hf(read_json(folder / "config.json"))
-    stored = load_file(folder / "model.safetensors")
-    prefix = "" if any(name.startswith(family.PREFIX) for name in stored) else family.PREFIX  # a base class has none
     found: dict[str, Tensor] = {}
     for row in expand(names(family, ours.spec), ours):
         back = row.change.back([values[name] for name in row.our_names])
-        found |= dict(zip((name.removeprefix(prefix) for name in row.their_names), back, strict=True))
+        found |= dict(zip(row.their_names, back, strict=True))
     return found
 
 

@@ -52,5 +52,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, known, n=1)
     if close:
         return f" (did you mean {close[0]!r}?)"
-    shown = ", ".join(known[:20]) + (", …" if len(known) > 20 else "")
+    shown = ", ".join(known)
+    if len(shown) > 250:  # one line stays readable
+        shown = shown[:250].rpartition(", ")[0] + ", …"
     return f" (known: {shown})" if known else ""
