@@ -13,7 +13,7 @@ from sublayer.data.shards import write
 from sublayer.nn.sublayer import Model
 from sublayer.text import Bytes
 from sublayer.train.evaluate import evaluate
-from sublayer.train.objectives import next_token, next_tokens
+from sublayer.train.language import next_token, next_tokens
 from sublayer.train.optim import AdamW
 from sublayer.train.schedule import Schedule
 from sublayer.train.update import update

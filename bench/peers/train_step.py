@@ -47,7 +47,8 @@ def main() -> None:
 
 def sublayer(shape: Shape) -> Callable[[], tuple[nn.Module, Step]]:
     import sublayer
-    from sublayer.train.objectives import Batch, next_token
+    from sublayer.train.batch import Batch
+    from sublayer.train.language import next_token
     from sublayer.train.optim import AdamW
     from sublayer.train.update import update
 
@@ -56,7 +57,7 @@ def sublayer(shape: Shape) -> Callable[[], tuple[nn.Module, Step]]:
         optimizer = AdamW(rate=RATE, betas=BETAS, decay=0.0).build(model)
 
         def step(ids: Tensor) -> Tensor:
-            batch = Batch(ids[:, :-1], ids[:, 1:], None)
+            batch = Batch(ids[:, :-1], ids[:, 1:])
             return torch.tensor(update(model, [batch], next_token, optimizer, limit=LIMIT).loss)
 
         return model, step

@@ -11,8 +11,9 @@ from sublayer.errors import UsageError
 from sublayer.inspect import profile as module
 from sublayer.inspect.profile import Profile, cache_at_70b, cache_bytes, profile_step
 from sublayer.nn.sublayer import Model, ModelOp, SublayerOp
+from sublayer.train.batch import Batch
+from sublayer.train.language import next_token
 from sublayer.train.loss import Loss
-from sublayer.train.objectives import Batch, next_token
 from sublayer.train.optim import AdamW
 from sublayer.train.recompute import recompute
 from tests.models.t5_like import TINY as T5_TINY
@@ -23,7 +24,7 @@ LLAMA = recipes.llama(48, 3, 4, 2, hidden=128, vocab=96)
 
 def batch(rows: int = 4, length: int = 64) -> Batch:
     ids = torch.randint(0, 96, (rows, length + 1), generator=torch.Generator().manual_seed(0))
-    return Batch(ids[:, :-1], ids[:, 1:], None)
+    return Batch(ids[:, :-1], ids[:, 1:])
 
 
 def profiled(spec: Model = LLAMA, change: Callable[[ModelOp], None] = lambda model: None, **options: Any) -> Profile:

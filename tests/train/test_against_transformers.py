@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 
 import sublayer
 from sublayer.recipes import gpt2, llama
-from sublayer.train.objectives import Batch, next_token
+from sublayer.train.batch import Batch
+from sublayer.train.language import next_token
 from sublayer.train.optim import AdamW
 from sublayer.train.update import update
 
@@ -38,7 +39,7 @@ def test_the_loss_curve_is_theirs(family: str, tmp_path: Path) -> None:
     curve: list[float] = []
     for ids in batches():
         # Two micro-batches here, one batch there.
-        halves = [Batch(half[:, :-1], half[:, 1:], None) for half in ids.split(2)]
+        halves = [Batch(half[:, :-1], half[:, 1:]) for half in ids.split(2)]
         curve.append(update(ours, halves, next_token, optimizer, limit=1.0).loss)
 
     tables = ("wte", "wpe", "embed_tokens")

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import sublayer
+from sublayer.train.batch import Batch
 from sublayer.train.blame import blame
-from sublayer.train.objectives import Batch, next_token
+from sublayer.train.language import next_token
 
-BATCH = Batch(torch.arange(6).view(1, 6), torch.arange(1, 7).view(1, 6), None)
+BATCH = Batch(torch.arange(6).view(1, 6), torch.arange(1, 7).view(1, 6))
 
 
 def model(dtype: torch.dtype = torch.float32) -> Any:

@@ -42,7 +42,7 @@ def test_a_file_becomes_a_run(tmp_path: Path) -> None:
     assert (run.data.all_sources(), run.seed) == ((RunSource("text", name=""),), 0)
     assert run.steps == -(-10_000 // (4 * 256))
     assert Run.from_json(run.to_json()) == run
-    spec = run.model.build_spec(99)
+    spec = run.model.build_spec(vocab=99)
     assert (spec.dim, spec.vocab, len(spec.find("decoder.blocks"))) == (32, 99, 2)
 
 

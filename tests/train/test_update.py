@@ -13,8 +13,9 @@ from torch import Tensor
 import sublayer
 from sublayer.nn.sublayer import ModelOp
 from sublayer.step import Step
+from sublayer.train.batch import Batch
+from sublayer.train.language import next_token
 from sublayer.train.loss import Loss
-from sublayer.train.objectives import Batch, next_token
 from sublayer.train.optim import AdamW, Optimizer
 from sublayer.train.update import Scaler, Update, update
 
@@ -30,12 +31,12 @@ def batch(rows: int, length: int = 7, seed: int = 0, ignored: float = 0.2) -> Ba
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(VOCAB, (rows, length + 1), generator=generator)
     labels = ids[:, 1:].masked_fill(torch.rand((rows, length), generator=generator) < ignored, -100)
-    return Batch(ids[:, :-1], labels, None)
+    return Batch(ids[:, :-1], labels)
 
 
 def parts(whole: Batch, *sizes: int) -> list[Batch]:
-    cut = zip(whole.ids.split(sizes), whole.labels.split(sizes), strict=True)
-    return [Batch(ids, labels, None) for ids, labels in cut]
+    cut = zip(whole.inputs.split(sizes), whole.labels.split(sizes), strict=True)
+    return [Batch(ids, labels) for ids, labels in cut]
 
 
 def watched(model: ModelOp) -> tuple[Optimizer, list[Tensor]]:
@@ -53,7 +54,7 @@ def watched(model: ModelOp) -> tuple[Optimizer, list[Tensor]]:
 
 
 def whole_gradient(model: ModelOp, data: Batch, optimizer: Optimizer) -> list[Tensor]:
-    logits = model(data.ids, Step())
+    logits = model(data.inputs, Step())
     loss = F.cross_entropy(logits.flatten(0, 1), data.labels.flatten(), ignore_index=-100)
     return list(torch.autograd.grad(loss, optimizer.parameters()))
 
@@ -74,7 +75,7 @@ def test_the_gradient_is_that_of_the_mean_over_all_tokens_however_rows_are_cut(s
 
 def test_the_loss_is_nats_a_token() -> None:
     model, data = tiny(), batch(4)
-    expected = F.cross_entropy(model(data.ids).flatten(0, 1), data.labels.flatten(), ignore_index=-100).item()
+    expected = F.cross_entropy(model(data.inputs).flatten(0, 1), data.labels.flatten(), ignore_index=-100).item()
     made = update(model, parts(data, 1, 3), next_token, AdamW().build(model))
     assert made.loss == pytest.approx(expected, rel=1e-10)
     assert made.taken
@@ -93,14 +94,14 @@ def test_the_gradient_is_clipped_as_a_whole() -> None:
 def test_no_token_that_counts_changes_nothing() -> None:
     model, data = tiny(), batch(2)
     before = [p.clone() for p in model.parameters()]
-    nothing = Batch(data.ids, torch.full_like(data.labels, -100), None)
+    nothing = Batch(data.inputs, torch.full_like(data.labels, -100))
     assert update(model, [nothing], next_token, AdamW().build(model)) == Update(0.0, 0, 0.0, taken=False)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def test_one_part_without_tokens_does_not_disturb_the_others() -> None:
     model, data = tiny(), batch(4)
-    nothing = Batch(data.ids, torch.full_like(data.labels, -100), None)
+    nothing = Batch(data.inputs, torch.full_like(data.labels, -100))
     optimizer, seen = watched(model)
     expected = whole_gradient(model, data, optimizer)
     update(model, [nothing, data], next_token, optimizer, limit=None)
@@ -160,7 +161,7 @@ def _work(rank: int, folder: str) -> None:
     data = batch(8, ignored=0.5)
     mine = parts(data, 1, 2, 4, 1)[2 * rank : 2 * rank + 2]
     if rank == 1:
-        mine[1] = Batch(mine[1].ids, torch.full_like(mine[1].labels, -100), None)
+        mine[1] = Batch(mine[1].inputs, torch.full_like(mine[1].labels, -100))
     model = tiny()
     made = update(model, mine, next_token, AdamW(rate=0.1).build(model), limit=0.5)
     torch.save([made.loss, made.tokens, made.norm, *[p.detach() for p in model.parameters()]], f"{folder}/{rank}")

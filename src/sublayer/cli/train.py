@@ -34,12 +34,9 @@ def command(
         settled = read_run(PLAIN, [*_on_text(paths, typed), *typed])
     with live() as view:
         result = train(settled, view, restart=restart)
-    score = result.score
-    typer.echo(
-        f"{result.folder}: {score.loss:.4f} nats a token, perplexity {score.perplexity:.2f}, "
-        f"{score.bits_per_byte:.4f} bits per byte on held-out text"
-    )
-    typer.echo(f"next: sublayer generate {result.folder} --prompt …, sublayer chat {result.folder}", err=True)
+    typer.echo(f"{result.folder}: {result.score.described()}")
+    if settled.objective.kind == "next_token":
+        typer.echo(f"next: sublayer generate {result.folder} --prompt …, sublayer chat {result.folder}", err=True)
 
 
 def _on_text(paths: list[str], changes: list[str]) -> list[str]:

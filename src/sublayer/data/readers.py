@@ -17,7 +17,7 @@ import stat
 import sysconfig
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -72,6 +72,13 @@ class Document(NamedTuple):
     source: str
 
 
+class Record(NamedTuple):
+    """Some values of one JSON line or row, and where it came from."""
+
+    values: tuple[Any, ...]
+    source: str
+
+
 class Size(NamedTuple):
     """How many files, and their bytes on disk; the stamp is another one when any name, size or date has changed."""
 
@@ -123,6 +130,24 @@ def documents(
         raise UsageError(f"bad_bytes={bad_bytes!r}: no such policy{nearest(str(bad_bytes), get_args(BadBytes))}")
     seen = Seen() if seen is None else seen
     return chain.from_iterable(_Reader(place, field, bad_bytes, seen).documents() for place in _places(paths, without))
+
+
+def records(
+    paths: Name | Iterable[Name],
+    fields: Sequence[str],
+    *,
+    without: Name | Iterable[Name] = (),
+    seen: Seen | None = None,
+) -> Iterator[Record]:
+    """The values of some fields of each JSON line and Parquet row, in order, whatever their types.
+
+    Paths and packing are as in `documents`; a line in which one of the fields is null is passed over.
+    Raises InputError for files of other kinds, a missing field, bytes that are not UTF-8, and damage, with the place.
+    """
+    seen = Seen() if seen is None else seen
+    for place in _places(paths, without):
+        for document in _Records(place, fields, seen).documents():
+            yield Record(tuple(json.loads(document.text)), document.source)
 
 
 def measure(paths: Name | Iterable[Name], without: Name | Iterable[Name] = ()) -> Size:
@@ -316,13 +341,7 @@ class _Reader:
             offset += len(line)
 
     def value(self, line: str, field: str, place: str) -> str:
-        try:
-            value = _member(json.loads(line), field, place)
-        except json.JSONDecodeError as error:
-            what = error.msg.removesuffix(" at")
-            raise InputError(f"{place}: not JSON: {what} at column {error.colno}") from None
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{place}: JSON that cannot be read: {error}") from None
+        value = _member(_parsed(line, place), field, place)
         if value is None:
             return ""
         if not isinstance(value, str):
@@ -392,6 +411,49 @@ class _Reader:
             yield Document(text.replace(BAD, "\ufffd") if bad else text, source)
 
 
+class _Records(_Reader):
+    """Reads several fields at once: its documents are JSON lists of their values, "" where one is null."""
+
+    def __init__(self, place: _Place, fields: Sequence[str], seen: Seen) -> None:
+        super().__init__(place, fields[0], "error", seen)
+        self.fields = fields
+
+    def texts(self, path: Path, raw: IO[bytes], source: str) -> Iterator[_Text]:
+        kind = Path(path.stem if path.suffix.lower() in PACKED else path).suffix.lower()
+        if kind not in (*JSON_LINES, ".parquet"):
+            raise InputError(f"{source}: examples are read from JSON lines and Parquet, also as .gz and .zst")
+        yield from super().texts(path, raw, source)
+
+    def value(self, line: str, field: str, place: str) -> str:
+        data = _parsed(line, place)
+        values = [_member(data, name, place) for name in self.fields]
+        return "" if None in values else json.dumps(values)
+
+    def parquet(self, file: IO[bytes], source: str, field: str) -> Iterator[_Text]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            table, row = pq.ParquetFile(file, buffer_size=CHUNK, pre_buffer=False), 0
+            names = table.schema_arrow.names
+            missing = next((name for name in self.fields if name not in names), None)
+            if missing is not None:
+                raise InputError(f"{source}: no column {missing!r}{nearest(missing, names)}")
+            for batch in table.iter_batches(batch_size=64, columns=list(self.fields)):
+                for found in batch.to_pylist():
+                    row += 1
+                    values = [found[name] for name in self.fields]
+                    yield _Text(("" if None in values else json.dumps(values),), f"{source}:{row}")
+        except (pa.ArrowException, UnicodeDecodeError, TypeError) as error:
+            raise InputError(f"{source}: not Parquet that can be read: {error}") from None
+
+    def whole(self, texts: Iterable[_Text]) -> Iterator[Document]:
+        for document in super().whole(texts):
+            if "#" in document.source.rpartition(":")[2]:
+                raise InputError(f"{document.source}: an example of more than {LONGEST:,} characters")
+            yield document
+
+
 @contextmanager
 def _reading(source: str) -> Iterator[None]:
     """What the system and the decompressors raise, as one line with the file's name."""
@@ -448,6 +510,16 @@ def _cut(text: str) -> int:
         if at >= 0:
             return at + len(end)
     return LONGEST
+
+
+def _parsed(line: str, place: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        what = error.msg.removesuffix(" at")
+        raise InputError(f"{place}: not JSON: {what} at column {error.colno}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{place}: JSON that cannot be read: {error}") from None
 
 
 def _member(data: Any, field: str, place: str) -> Any:

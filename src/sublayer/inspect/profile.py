@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from .. import recipes
 from ..errors import UsageError
 from ..nn.sublayer import BlockOp, Model, ModelOp, SublayerOp, TrunkOp
-from ..train.objectives import Batch, Objective
+from ..train.batch import Batch
+from ..train.objectives import LossOf
 from ..train.optim import Optimizer, clip
 from ..train.update import Precision, autocast
 from .count import cost
@@ -57,7 +58,7 @@ class Profile:
 def profile_step(
     model: ModelOp,
     batch: Batch,
-    objective: Objective,
+    objective: LossOf,
     optimizer: Optimizer,
     *,
     precision: Precision = "fp32",
@@ -76,7 +77,7 @@ def profile_step(
     batch = batch.to(device)
     gradients = 0
 
-    def step(clock: _Clock, objective: Objective = objective) -> int:
+    def step(clock: _Clock, objective: LossOf = objective) -> int:
         nonlocal gradients
         with autocast(device, precision):
             loss = objective(model, batch)
@@ -230,7 +231,7 @@ def _turning(part: str, clock: _Clock) -> Callable[..., None]:
     return hook
 
 
-def _counting(objective: Objective, model: ModelOp, clock: _Clock, found: dict[str, int]) -> Objective:
+def _counting(objective: LossOf, model: ModelOp, clock: _Clock, found: dict[str, int]) -> LossOf:
     """The objective, which adds up in `found` the bytes that the backward pass will need, no parameter's among them."""
     seen = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: list[weakref.ref[_Kept]] = []

@@ -17,9 +17,9 @@ from ..errors import InputError
 from ..files import replacing
 from ..text import Tokenizer, load_tokenizer
 from ..train.config import Run
+from ..train.language import next_token, next_tokens
 from ..train.metrics import Evaluated, read_metrics
 from ..train.metrics import Sample as Written
-from ..train.objectives import next_token, next_tokens
 from ..train.run import Result
 from ..train.view import clock
 from ..weights import load

@@ -9,7 +9,7 @@ Source: Sennrich et al. 2016, arXiv 1508.07909; over bytes, as GPT-2.
 import heapq
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
 from typing import Any, Literal
 
@@ -45,12 +45,13 @@ def train_bpe(
     *,
     pattern: Pattern = "gpt2",
     end: str | None = "<|endoftext|>",
+    specials: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> BytePairs:
     """A byte-level BPE tokenizer of `vocab` ids, learned from texts: bytes, then merges, then the end of a text.
 
     Ids 0 to 255 are the bytes in GPT-2's order; then each merge has the next id, so that a token's id is its rank; the
-    special token `end`, if any, is the last one, where it disturbs no rank.
+    special token `end`, if any, and then `specials` are the last ones, where they disturb no rank.
 
     texts are read once, one at a time. The same texts give the same tokenizer, in whatever order they come. Memory is
     bounded by the distinct pieces: once they exceed KNOWN bytes, the rarest are forgotten until half is left (then the
@@ -63,11 +64,10 @@ def train_bpe(
         raise UsageError(f"pattern={pattern!r}: no such pattern{nearest(pattern, PATTERNS)}")
     if end == "":
         raise UsageError('end="": the special token needs a name; None does without one')
-    smallest = 256 + (end is not None)
+    smallest = 256 + (end is not None) + len(specials)
     if vocab < smallest:
-        raise UsageError(
-            f"vocab={vocab}: the smallest is {smallest}, {'the bytes and the end' if end else 'the bytes'}"
-        )
+        what = "the bytes" + (" and the end" if end else "") + (f" and {len(specials)} special" if specials else "")
+        raise UsageError(f"vocab={vocab}: the smallest is {smallest}, {what}")
     import regex  # which knows the classes \p{…}, as re does not
 
     show = progress or (lambda stage, done, total: None)
@@ -79,7 +79,7 @@ def train_bpe(
             f"vocab={vocab}: after {most} tokens no pair of neighbours occurs {LEAST} times in this text;"
             f" ask for {most} or fewer, or give more text"
         )
-    return _tokenizer(merges, pattern, end)
+    return _tokenizer(merges, pattern, end, specials)
 
 
 def count_pieces(texts: Iterable[str], find: Callable[..., list[str]], show: Progress) -> Counter[str]:
@@ -250,11 +250,14 @@ def _odd(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return (index - np.maximum.accumulate(np.where(begins, index, 0))) % 2 == 0
 
 
-def _tokenizer(merges: list[tuple[int, int]], pattern: str, end: str | None) -> BytePairs:
+def _tokenizer(merges: list[tuple[int, int]], pattern: str, end: str | None, specials: Sequence[str] = ()) -> BytePairs:
     tokens = list(BYTE_OF)
     tokens.extend(tokens[a] + tokens[b] for a, b in merges)
-    if end in tokens:
-        raise UsageError(f"end={end!r}: the text's own characters made this token; choose a name that no text has")
+    names = [*([] if end is None else [end]), *specials]
+    taken = next((name for name in names if name in tokens or names.count(name) > 1), None)
+    if taken is not None:
+        said = "end" if taken == end else "specials"
+        raise UsageError(f"{said}={taken!r}: the text's own characters made this token; choose a name that no text has")
     last = len(tokens)
     data: dict[str, Any] = {
         "version": "1.0",
@@ -273,9 +276,9 @@ def _tokenizer(merges: list[tuple[int, int]], pattern: str, end: str | None) -> 
             "merges": [(tokens[a], tokens[b]) for a, b in merges],
         },
     }
+    flags = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    data["added_tokens"] = [{"id": last + i, "content": name, **flags} for i, name in enumerate(names)]
     if end is not None:
-        flags = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-        data["added_tokens"] = [{"id": last, "content": end, **flags}]
         begin = {"SpecialToken": {"id": end, "type_id": 0}}
         one, two = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
         data["post_processor"] = {

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..nn.sublayer import ModelOp
-from .objectives import Batch, Objective
+from .batch import Batch
+from .objectives import LossOf
 from .update import Precision, autocast
 
 
 def blame(
-    model: ModelOp, batches: Iterable[Batch], objective: Objective, precision: Precision = "fp32"
+    model: ModelOp, batches: Iterable[Batch], objective: LossOf, precision: Precision = "fp32"
 ) -> tuple[str, int | None]:
     """(what, which batch): the first module that made a number that is not finite out of finite ones, and where.
 

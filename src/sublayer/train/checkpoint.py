@@ -58,7 +58,7 @@ def write(
     folder: Path,
     step: int,
     model: ModelOp,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     tensors: Mapping[str, Tensor],
     facts: Mapping[str, Any],
 ) -> Saved:
@@ -68,7 +68,8 @@ def write(
     beside = folder / f".{target.name}.{os.getpid()}.partial"
     try:
         save(model, beside)
-        tokenizer.save(beside)
+        if tokenizer is not None:
+            tokenizer.save(beside)
         with replacing(beside / "training.safetensors") as path:
             write_tensors(path, tensors, {"step": str(step)})
         with replacing(beside / "training.json") as path:

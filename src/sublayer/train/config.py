@@ -9,18 +9,22 @@ import inspect
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from .. import recipes
 from ..errors import SublayerError, UsageError, nearest
 from ..nn.sublayer import Model
 from ..spec import Spec
 from ..weights.load import read_json, read_spec
+from .examples import Classification, Contrastive, Tags, TextToText
+from .language import Masked, NextToken, Spans
 from .optim import AdamW, Muon
 from .schedule import Schedule
 
 S = TypeVar("S", bound=Spec)
+Objectives = NextToken | Masked | Spans | TextToText | Classification | Tags | Contrastive
 MAX_BYTES = 1 << 20  # of a configuration file
 
 
@@ -46,14 +50,18 @@ class RunModel(Spec):
         named = ", ".join(name for name, _ in self.sizes)
         self.require(self.recipe is not None or not named, f"{named}: unknown, or a size that only a recipe takes")
 
-    def build_spec(self, vocab: int) -> Model:
-        """The architecture for a tokenizer of `vocab` ids. Raises SpecError or UsageError for what cannot be built."""
+    def build_spec(self, **known: int) -> Model:
+        """The architecture for what the data decides: `vocab`, the tokenizer's ids; `classes`, the names of labels.
+
+        Raises SpecError or UsageError for what cannot be built.
+        """
         if self.recipe is not None:
-            spec = _of_recipe(self.recipe, dict(self.sizes), vocab)
+            spec = _of_recipe(self.recipe, dict(self.sizes), known)
         elif self.size is not None:
             recipes.model(self.size)  # raises UsageError with the nearest name
-            family = recipes.family(recipes.names_of_sizes()[self.size])
-            spec = _of_recipe(recipes.names_of_sizes()[self.size], family.SIZES[self.size] | {"vocab": vocab}, vocab)
+            name = recipes.names_of_sizes()[self.size]
+            sizes = {key: size for key, size in recipes.family(name).SIZES[self.size].items() if key not in known}
+            spec = _of_recipe(name, sizes, known)
         elif self.file is not None:
             spec = Model.from_json(read_json(Path(self.file)))
         else:
@@ -61,16 +69,17 @@ class RunModel(Spec):
         return spec.override(*_listed(self.change))
 
 
-def _of_recipe(name: str, sizes: dict[str, Any], vocab: int) -> Model:
+def _of_recipe(name: str, sizes: dict[str, Any], known: Mapping[str, int]) -> Model:
     family = getattr(recipes.family(name), name)
-    known = inspect.signature(family).parameters
-    unknown = next((key for key in sizes if key not in known), None)
+    taken = inspect.signature(family).parameters
+    unknown = next((key for key in sizes if key not in taken), None)
     if unknown is not None:
-        raise UsageError(f"model.{unknown}: the recipe {name} has no such size{nearest(unknown, known)}")
-    needed = [key for key, p in known.items() if p.default is p.empty and key not in sizes and key != "vocab"]
+        raise UsageError(f"model.{unknown}: the recipe {name} has no such size{nearest(unknown, taken)}")
+    sizes = {key: value for key, value in known.items() if key in taken} | sizes
+    needed = [key for key, p in taken.items() if p.default is p.empty and key not in sizes]
     if needed:
         raise UsageError(f"model: the recipe {name} needs {', '.join(needed)}")
-    return family(**({"vocab": vocab} | sizes))
+    return family(**sizes)
 
 
 class RunTokenizer(Spec):
@@ -97,6 +106,10 @@ class RunSource(Spec):
     """Its share of the rows, relative to the other sources."""
     field: str = "text"
     """Which field of JSONL and Parquet files is the text."""
+    target: str = "target"
+    """Which field of an example is its second value: the target text, the class, the tags, the other text."""
+    prefix: str = ""
+    """What each text of examples begins with, such as "translate English to German: "."""
     name: str | None = None
     """What it is called; by default, its number."""
 
@@ -116,6 +129,12 @@ class RunData(Spec):
     """Several weighted sources, instead of `paths`."""
     field: str = "text"
     """Which field of JSONL and Parquet files is the text."""
+    target: str = "target"
+    """Which field of an example is its second value: the target text, the class, the tags, the other text."""
+    prefix: str = ""
+    """What each text of examples begins with."""
+    judge: str | tuple[str, ...] = ()
+    """Files, folders, globs that are held out, instead of a share of the rest; for examples and images."""
     bad_bytes: Literal["error", "replace", "skip"] = "error"
     """What happens to a file that is not UTF-8: the run stops, the bytes become U+FFFD, or the file is left out."""
     length: int = 256
@@ -136,7 +155,7 @@ class RunData(Spec):
     def all_sources(self) -> tuple[RunSource, ...]:
         """The sources with names; an only one has none."""
         if not self.sources:
-            return (RunSource(self.paths, field=self.field, name=""),)
+            return (RunSource(self.paths, field=self.field, target=self.target, prefix=self.prefix, name=""),)
         return tuple(s if s.name is not None else s.replace(name=f"source-{i}") for i, s in enumerate(self.sources))
 
 
@@ -151,12 +170,6 @@ class RunTrain(Spec):
     """Rows of one optimiser step, over all ranks."""
     micro: int | None = None
     """Rows of one forward pass on one rank; None: all of them at once."""
-    objective: str = "next_token"
-    """What is minimised; see train/objectives.py."""
-    z_loss: float = 0.0
-    """Weight of logsumexp², which keeps logits small (1e-4 in PaLM, arXiv 2204.02311, section 5)."""
-    smoothing: float = 0.0
-    """Label smoothing (0.1 in 2017)."""
     clip: float | None = 1.0
     """Global gradient norm to clip at; None: no clipping."""
     ema: float | None = None
@@ -179,8 +192,6 @@ class RunTrain(Spec):
             self.require(value is None or value >= 1, f"{name} is at least 1, got {value}")
         self.require(self.clip is None or self.clip > 0, f"clip must be above 0, got {self.clip}")
         self.require(self.ema is None or 0 < self.ema < 1, f"ema is a decay between 0 and 1, got {self.ema}")
-        self.require(self.z_loss >= 0, f"z_loss is 0 or above, got {self.z_loss}")
-        self.require(0 <= self.smoothing < 1, f"smoothing is a share from 0 to below 1, got {self.smoothing}")
 
 
 class RunEval(Spec):
@@ -236,6 +247,7 @@ class Run(Spec):
     train: RunTrain
     seed: int = 0
     """Of first weights, order, split and dropout."""
+    objective: Objectives = NextToken()
     tokenizer: RunTokenizer = RunTokenizer()
     optimizer: AdamW | Muon = AdamW()
     schedule: Schedule = Schedule()
@@ -319,12 +331,15 @@ def _apply(table: dict[str, Any], change: str) -> None:
     if len(keys) == 1 and keys[0] not in _hints(Run):
         sections = sorted({section for section, cls in _sections() if keys[0] in _hints(cls)})
         sections = ["train"] if "train" in sections else sections
+        sections = [one for one in sections if one != "objective"] or sections
         if len(sections) != 1:
             known = {*_hints(Run), *(key for _, cls in _sections() for key in _hints(cls))}
             why = f" is in {' and '.join(sections)}: say which" if sections else f": unknown key{nearest(name, known)}"
             raise UsageError(f"{name}{why}")
         keys = [sections[0], keys[0]]
     for i, key in enumerate(keys[:-1], 1):
+        if isinstance(table.get(key), str) and key in ("objective", "optimizer"):
+            table[key] = {"kind": table[key]}
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
             raise UsageError(f"{name}: {'.'.join(keys[:i])} has no keys")
@@ -353,7 +368,8 @@ def _specs(hint: Any) -> list[type[Spec]]:
 
 
 def _hints(cls: type[Spec]) -> dict[str, Any]:
-    return {name: hint for name, hint in get_type_hints(cls).items() if not name.startswith("_")}
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in fields(cast(Any, cls))}
 
 
 def _read(cls: type[S], table: Mapping[str, Any], path: str) -> S:
@@ -383,11 +399,13 @@ def _value(hint: Any, value: Any, path: str) -> Any:
     if value == "none":
         return None
     choices = _specs(hint)
+    if len(choices) > 1 and isinstance(value, str):  # its kind alone
+        value = {"kind": value}
     if not choices or not isinstance(value, dict):
         return value
     if len(choices) == 1:
         return _read(choices[0], value, path)
-    kinds = {choice.__name__.lower(): choice for choice in choices}
+    kinds = {getattr(choice, "kind", choice.__name__.lower()): choice for choice in choices}
     kind = value.get("kind", next(iter(kinds)))
     if kind not in kinds:
         raise UsageError(f"{path}.kind: unknown: {kind!r}{nearest(str(kind), kinds)}")

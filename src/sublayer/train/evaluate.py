@@ -1,4 +1,4 @@
-"""How well a model predicts text: nats a token, perplexity, bits per byte."""
+"""How well a model answers: nats a token, perplexity, bits per byte, accuracy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from ..nn.sublayer import ModelOp
-from .objectives import Batch, Objective
+from .batch import Batch
+from .objectives import LossOf
 from .update import Precision, autocast
 
 
 @dataclass(frozen=True)
 class Score:
-    """How well a model predicts text."""
+    """How well a model answers what held-out data asks."""
 
     nats: float
     """Code length of all that was predicted."""
@@ -25,11 +26,18 @@ class Score:
     """How many tokens that was."""
     bytes: int
     """Bytes of the text; 0 where they are not known."""
+    right: int | None = None
+    """How many of `tokens` were answered right, where that was counted (classes, tags)."""
 
     @property
     def loss(self) -> float:
         """Nats a token."""
         return self.nats / max(self.tokens, 1)
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right answers; NaN where that was not counted."""
+        return math.nan if self.right is None else self.right / max(self.tokens, 1)
 
     @property
     def perplexity(self) -> float:
@@ -40,22 +48,31 @@ class Score:
         """Bits of code a byte of text, which compares models whose tokens differ; the ends of documents count too."""
         return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
 
+    def described(self) -> str:
+        """In words: what is known of it."""
+        if self.right is not None:
+            return f"{self.accuracy:.2%} of {self.tokens:,} held-out answers right, {self.loss:.4f} nats each"
+        said = f"{self.loss:.4f} nats a token, perplexity {self.perplexity:.2f}"
+        return f"{said}, {self.bits_per_byte:.4f} bits per byte on held-out text" if self.bytes else f"{said}, held out"
+
 
 @torch.inference_mode()
-def evaluate(
-    model: ModelOp, batches: Iterable[Batch], objective: Objective, precision: Precision = "fp32"
-) -> tuple[float, int]:
-    """(nats, tokens) of all that the batches ask, the model being in evaluation mode."""
+def evaluate(model: ModelOp, batches: Iterable[Batch], objective: LossOf, precision: Precision = "fp32") -> Score:
+    """The score on all that the batches ask, without bytes, the model being in evaluation mode."""
     device = next(model.parameters()).device
-    total = torch.zeros(2, dtype=torch.float64, device=device)
+    total = torch.zeros(3, dtype=torch.float64, device=device)
+    counted = False
     with evaluating(model):
         for batch in batches:
             with autocast(device, precision):
                 loss = objective(model, batch.to(device))
             total[0] += loss.nats
             total[1] += loss.tokens
-    nats, tokens = total.tolist()
-    return nats, int(tokens)
+            if loss.right is not None:
+                total[2] += loss.right
+                counted = True
+    nats, tokens, right = total.tolist()
+    return Score(nats, int(tokens), 0, int(right) if counted else None)
 
 
 @contextmanager

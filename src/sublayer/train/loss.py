@@ -36,6 +36,8 @@ class Loss(NamedTuple):
     """How many those are; a 0-d tensor where Python would have to wait for the device."""
     extra: Tensor | float = 0.0
     """What of `sum` is no code length (z-loss, what smoothing adds, auxiliary losses), without gradient."""
+    right: Tensor | None = None
+    """How many of `tokens` were answered right, where that was counted."""
 
     @property
     def nats(self) -> Tensor:

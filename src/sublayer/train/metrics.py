@@ -48,6 +48,8 @@ class Evaluated:
     """exp(held_loss)."""
     bits_per_byte: float
     """Bits of code a byte of text; NaN where the bytes are not known."""
+    accuracy: float = math.nan
+    """Share of right answers; NaN where they are not counted."""
 
 
 @dataclass(frozen=True)

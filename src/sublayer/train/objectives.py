@@ -1,83 +1,68 @@
-"""Objectives: functions (model, batch) → Loss(sum, tokens), each with the collator that makes its batches.
+"""Objective: what is minimised — a spec with a function (model, batch) → Loss, and the collator that makes its batches.
 
-B rows, L length, V vocabulary.
+The objectives themselves: language.py (running text), examples.py (pairs of texts, classes, tags).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Literal, Self, get_type_hints
 
-import torch
-from torch import Tensor
+from ..errors import UsageError
+from ..nn.attention import Attention
+from ..nn.sublayer import Model, ModelOp
+from ..spec import Spec
+from .batch import Batch
+from .loss import Loss
 
-from ..errors import UsageError, nearest
-from ..nn.sublayer import ModelOp
-from ..step import Step
-from .loss import IGNORED, Loss, head_loss
-
-if TYPE_CHECKING:
-    from ..data.batches import Rows
-
-Objective = Callable[[ModelOp, "Batch"], Loss]
+LossOf = Callable[[ModelOp, Batch], Loss]
+"""What `update` and `evaluate` take: an Objective, or any function like it."""
 
 
-@dataclass(frozen=True)
-class Batch:
-    """What one forward pass of an objective reads."""
+class Objective(Spec):
+    """Base of what a run minimises: `objective(model, batch)` is the Loss of a batch that its `collate` made."""
 
-    ids: Tensor
-    """[B, L] int64."""
-    labels: Tensor
-    """[B, L] int64: what each position predicts; -100 where nothing counts."""
-    segment: Tensor | None
-    """[B, L]: the document of each token, 0 for padding; None: a row is one document without padding."""
+    kind: ClassVar[str]
+    """Its name in a configuration."""
+    reads: ClassVar[Literal["text", "examples", "images"]] = "text"
+    """What it is trained on, which decides how it collates (see feeds.py)."""
+    specials: ClassVar[tuple[str, ...]] = ()
+    """Special tokens that a tokenizer trained for it has."""
 
-    def to(self, device: torch.device | str) -> Batch:
-        """The same on another device."""
-        moved = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: t.to(device, non_blocking=True) for name, t in moved.items() if t is not None})
+    @property
+    def judged(self) -> Self:
+        """What held-out data is judged by: the same, without what only helps training."""
+        changes = {name: 0.0 for name in ("z_loss", "smoothing") if hasattr(self, name)}
+        return self.replace(**changes)
 
+    def fits(self, model: Model) -> None:
+        """Raises UsageError for an architecture that it cannot train."""
 
-def next_tokens(rows: Rows, end: int | None, *, segments: bool = True) -> Batch:
-    """The batch that predicts each next token of rows (ids and segments [B, L + 1]).
-
-    A document begins with `end`, so what follows a document's last token can be told too: it is `end`. Without such a
-    token (None) nothing is asked there. segments=False: rows are read as running text, across documents.
-    """
-    ids, labels, segment = rows.ids[:, :-1], rows.ids[:, 1:], rows.segment
-    asked = segment[:, 1:] != 0
-    if not segments:
-        segment = segment.clamp(max=1)
-    elif end is None:
-        asked = asked & (segment[:, 1:] == segment[:, :-1])
-    else:
-        asked = asked & ((segment[:, 1:] == segment[:, :-1]) | (labels == end))
-    if not bool(asked.all()):
-        labels = labels.masked_fill(~asked, IGNORED)
-    inner = segment[:, :-1]
-    return Batch(ids, labels, None if bool((inner == 1).all()) else inner)
+    def __call__(self, model: ModelOp, batch: Batch) -> Loss:
+        """The loss of a batch, summed."""
+        raise UsageError(f"objective: {self.kind} has no loss")
 
 
-def next_token(model: ModelOp, batch: Batch, *, z_loss: float = 0.0, smoothing: float = 0.0) -> Loss:
-    """The code length of each next token, in nats, plus z_loss · logsumexp², plus what the model's ops add."""
-    found = model(batch.ids, Step(segment=batch.segment), output="hidden")
-    hidden, extras = found if isinstance(found, tuple) else (found, {})
-    loss = head_loss(model, hidden, batch.labels, z_loss=z_loss, label_smoothing=smoothing)
-    for value in extras.values():
-        # An auxiliary loss is a mean over the tokens of its call: times their number, it is a sum as the rest.
-        loss = Loss(loss.sum + value * loss.tokens, loss.tokens, loss.extra + value.detach() * loss.tokens)
-    return loss
+def refuse_sighted(objective: Objective, model: Model) -> None:
+    """Raises UsageError where a position could see what it is to predict."""
+    sighted = next((at for at, part in parts(model) if isinstance(part, Attention) and not part.causal), None)
+    if sighted is not None:
+        raise UsageError(f"objective: {objective.kind}, but {sighted} sees what it is to predict: not causal")
 
 
-OBJECTIVES: dict[str, tuple[Callable[..., Loss], Callable[..., Batch]]] = {"next_token": (next_token, next_tokens)}
+def refuse_causal(objective: Objective, model: Model) -> None:
+    """Raises UsageError where attention sees one side only, though both are meant."""
+    blind = next((at for at, part in parts(model) if isinstance(part, Attention) and part.causal), None)
+    if blind is not None:
+        raise UsageError(f"objective: {objective.kind}, but {blind} is causal: it sees one side only")
 
 
-def objective(name: str, **options: Any) -> tuple[Objective, Callable[..., Batch]]:
-    """(objective with its options, collator) by name. Raises UsageError with the nearest name for an unknown one."""
-    if name not in OBJECTIVES:
-        raise UsageError(f"train.objective: unknown {name!r}{nearest(name, OBJECTIVES)}")
-    function, collate = OBJECTIVES[name]
-    return partial(function, **options), collate
+def parts(spec: Any, path: str = "model") -> Iterator[tuple[str, Spec]]:
+    """Every spec inside a spec, with where it is."""
+    if isinstance(spec, tuple):
+        for i, item in enumerate(spec):
+            yield from parts(item, f"{path}.{i}")
+    elif isinstance(spec, Spec):
+        yield path, spec
+        for name in get_type_hints(type(spec)):
+            yield from parts(getattr(spec, name, None), f"{path}.{name}")

@@ -18,39 +18,36 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
 from hashlib import blake2b
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from ..data.batches import Batches, Rows, windows
-from ..data.tokens import Tokens
 from ..decoding import generate
 from ..errors import SublayerError, UsageError, WeightsError
 from ..files import replacing
 from ..nn.sublayer import Model, ModelOp
-from ..text import Tokenizer
 from ..weights import load, save
 from ..weights.load import load_into, read_json
 from . import checkpoint
 from .average import Ema, average_into
+from .batch import Batch
 from .blame import blame
 from .config import Run
 from .evaluate import Score, evaluate
+from .feeds import Feed, feed_of
 from .flops import flops_per_token, gemm_rate
-from .loss import IGNORED
+from .language import NextToken
 from .metrics import Evaluated, Metrics, MetricsFile, Record, Sample, TensorBoard, read_metrics
-from .objectives import Batch, objective
 from .plot import plot_loss
-from .prepare import leave, look, settle, spec_of, tokenizer_of, tokens_of
+from .prepare import leave, look, settle, spec_of
 from .process import Interrupted, Stop, ended_by_signal, first, lock, rank, ranks, world
 from .recompute import recompute
 from .update import AUTOCAST, Precision, Scaler, Update, update
@@ -94,14 +91,14 @@ def train(run: Run, view: View | None = None, *, restart: bool = False) -> Resul
             view.note(f"finished already, at step {result.step}: {result.folder} (--restart begins anew)")
             return result
         try:
-            tokenizer = first(lambda: tokenizer_of(run, out, view))
+            feed = first(lambda: feed_of(run, out, view))
         except SublayerError:
             if rank() == 0:
                 leave(out)
             raise
-        spec = spec_of(run, tokenizer)
-        sources = first(lambda: [tokens_of(run, source, out, tokenizer, view) for source in run.data.all_sources()])
-        training = _Training(run, out, device, spec, tokenizer, sources, view)
+        spec = spec_of(run, feed.tokenizer, feed.sizes)
+        first(feed.open)
+        training = _Training(run, out, device, spec, feed, view)
         try:
             return training.carry_out()
         finally:
@@ -114,7 +111,8 @@ def _finished(out: Path) -> Result | None:
         return None
     found = read_json(path)
     try:
-        score = Score(float(found["nats"]), int(found["tokens"]), int(found["bytes"]))
+        right = found.get("right")
+        score = Score(float(found["nats"]), int(found["tokens"]), int(found["bytes"]), right and int(right))
         return Result(out / "model", int(found["step"]), score, float(found["seconds"]))
     except (KeyError, TypeError, ValueError) as error:
         raise WeightsError(f"{path}: damaged ({error}); remove the file, and the result is judged again") from None
@@ -129,28 +127,16 @@ class _Training:
         out: Path,
         device: torch.device,
         spec: Model,
-        tokenizer: Tokenizer,
-        sources: Sequence[tuple[Tokens, Tokens]],
+        feed: Feed,
         view: View,
     ) -> None:
-        self.run, self.out, self.tokenizer, self.view = run, out, tokenizer, view
+        self.run, self.out, self.feed, self.view = run, out, feed, view
         self.precision: Precision = _precision(run.train.precision, device)
         self.model = _model(run, spec, device)
         self.optimizer = run.optimizer.build(self.model)
         self.ema = Ema(self.model, run.train.ema) if run.train.ema else None
         self.scaler = Scaler() if self.precision == "fp16" else None
-        weighted = [
-            (tokens, source.weight) for (tokens, _), source in zip(sources, run.data.all_sources(), strict=True)
-        ]
-        self.batches = Batches(weighted, run.data.length, run.train.batch, run.seed)
-        self.held = [held for _, held in sources]
-        self.objective, collate = objective(run.train.objective, z_loss=run.train.z_loss, smoothing=run.train.smoothing)
-        self.judged, _ = objective(run.train.objective)  # by its code length alone
-        end = tokenizer.eos[0] if tokenizer.eos else None
-        self.collate = partial(collate, end=end, segments=run.data.segments)
         self.step, self.seconds, self.score, self.judged_at = 0, 0.0, Score(0.0, 0, 0), 0
-        sizes = [(len(tokens), tokens.bytes) for tokens in self.batches.sources]
-        self.bytes_per_token = sum(size for _, size in sizes) / sum(tokens for tokens, _ in sizes)
         self.metrics = MetricsFile(out / "metrics.jsonl")
         self.board: TensorBoard | None = None
 
@@ -190,12 +176,14 @@ class _Training:
         """Tells the view what speed is to be measured by."""
         device = next(self.model.parameters()).device
         rate = gemm_rate(device, AUTOCAST.get(self.precision, torch.float32)) * world()
-        flops = flops_per_token(self.model, self.run.data.length)
+        flops = flops_per_token(self.model, self.feed.length)
         warmup, steps = self.run.schedule.warmup, self.run.steps
         if warmup > steps // 2:
             self.view.note(f"schedule.warmup: {warmup} of {steps} steps, so the rate hardly reaches its peak")
         self._try_sample()
-        self.view.begin(self.run.steps, done=self.step, flops=flops, gemm=rate, bytes_per_token=self.bytes_per_token)
+        self.view.begin(
+            self.run.steps, done=self.step, flops=flops, gemm=rate, bytes_per_token=self.feed.bytes_per_token
+        )
 
     def _resume(self) -> None:
         found = checkpoint.saved(self.out / "checkpoints")
@@ -243,7 +231,7 @@ class _Training:
         self.optimizer.set_rate(run.schedule.factor(self.step, run.steps))
         with _seeded(run.seed, self.step):
             made = update(
-                self.model, self._micro(), self.objective, self.optimizer,
+                self.model, self._micro()[0], run.objective, self.optimizer,
                 limit=run.train.clip, precision=self.precision, scaler=self.scaler,
             )  # fmt: skip
         if not made.finite and (self.scaler is None or self.scaler.scale < Scaler.LEAST):
@@ -255,19 +243,18 @@ class _Training:
         self.seconds += seconds
         self._tell(Metrics(self.step, made.loss, made.norm, self.optimizer.rate, made.tokens, seconds))
 
-    def _rows(self) -> list[Rows]:
-        mine = self.batches.at(self.step, rank(), world())
-        return mine.split(self.run.train.micro or len(mine.ids))
-
-    def _micro(self) -> Iterator[Batch]:
-        return (self.collate(rows) for rows in self._rows())
+    def _micro(self) -> tuple[list[Batch], Sequence[str]]:
+        """(the step's batches on this rank, where its rows come from)."""
+        batch, where = self.feed.at(self.step, rank(), world())
+        return batch.split(self.run.train.micro or batch.rows), where
 
     def _report(self, made: Update) -> None:
         """Says what was not finite, where it came from and in which rows; raises NotFinite if the run is to stop."""
-        rows = self._rows()
+        batches, where = self._micro()
         with _seeded(self.run.seed, self.step):
-            culprit, which = blame(self.model, self._micro(), self.objective, self.precision)
-        places = [place for one in (rows if which is None else [rows[which]]) for place in one.where]
+            culprit, which = blame(self.model, batches, self.run.objective, self.precision)
+        first_row = sum(batch.rows for batch in batches[: which or 0])
+        places = list(where if which is None else where[first_row : first_row + batches[which].rows])
         shown = "; ".join(places[:4]) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
         what = "gradient" if math.isfinite(made.loss) else "loss"
         said = f"step {self.step + 1}: the {what} is not finite: {culprit}; rows: {shown}"
@@ -279,41 +266,29 @@ class _Training:
         """Evaluates on the first held-out tokens, and writes a sample."""
         began = time.monotonic()
         with self._averaged():
-            self.score = self._score(self.run.data.length, self.run.eval.tokens)
+            self.score = self._score(self.run.eval.tokens)
             text = self._sample()
         self.seconds += time.monotonic() - began
         score = self.score
         self.judged_at = self.step
-        self._tell(Evaluated(self.step, score.loss, score.perplexity, score.bits_per_byte))
+        self._tell(Evaluated(self.step, score.loss, score.perplexity, score.bits_per_byte, score.accuracy))
         if text is not None:
             self._tell(Sample(self.step, text))
 
-    def _score(self, stride: int, limit: int | None, *, shown: bool = False) -> Score:
-        """The score on the held-out text of all sources; with a limit, on the first tokens of each, so many in all."""
-        length, total = self.run.data.length, Score(0.0, 0, 0)
-        share = min(1.0, limit / sum(map(len, self.held))) if limit is not None else 1.0
-        rows = max(1, min(8192, limit or 8192) // length)
-        for held in self.held:
-            count, text = math.ceil(share * len(held) / stride / rows), 0
+    def _score(self, limit: int | None, stride: int | None = None, *, shown: bool = False) -> Score:
+        """The score on held-out data; with a limit, on about so many tokens of it."""
+        size = 0
 
-            def batches(chosen: Iterable[tuple[Rows, Tensor]]) -> Iterator[Batch]:
-                nonlocal text
-                for one in chosen:
-                    batch = self._labelled(*one)
-                    text += int(self._bytes_of[batch.labels[batch.labels != IGNORED]].sum())
-                    yield batch
+        def batches(chosen: Iterable[tuple[Batch, int]]) -> Iterator[Batch]:
+            nonlocal size
+            for batch, text in chosen:
+                size += text
+                yield batch
 
-            chosen = islice(windows(held, length, stride, rows), count)
-            asked = batches(self._watched(chosen, count) if shown else chosen)
-            nats, tokens = evaluate(self.model, asked, self.judged, self.precision)
-            text = held.bytes if limit is None else text  # some tokenizers' ids do not tell what they were made of
-            total = Score(total.nats + nats, total.tokens + tokens, total.bytes + text)
-        return total
-
-    @cached_property
-    def _bytes_of(self) -> Tensor:
-        """[V]: bytes of text that each id stands for."""
-        return torch.tensor([len(self.tokenizer.token_bytes(token)) for token in range(self.tokenizer.size)])
+        count, chosen = self.feed.held(limit, stride)
+        asked = batches(self._watched(chosen, count) if shown else chosen)
+        found = evaluate(self.model, asked, self.run.objective.judged, self.precision)
+        return replace(found, bytes=size)
 
     def _watched(self, batches: Iterator[T], total: int) -> Iterator[T]:
         """The same, with progress."""
@@ -322,14 +297,11 @@ class _Training:
             yield batch
         self.view.progress("judging the result", total, total)
 
-    def _labelled(self, rows: Rows, counted: Tensor) -> Batch:
-        """A batch that asks what `windows` counts, and no more than the collator allows."""
-        batch = self.collate(rows)
-        return replace(batch, labels=batch.labels.masked_fill(counted == IGNORED, IGNORED))
-
     def _sample(self) -> str | None:
         """How the model goes on; the same at a step however often it is asked."""
-        config, tokenizer = self.run.eval, self.tokenizer
+        config, tokenizer = self.run.eval, self.feed.tokenizer
+        if not isinstance(self.run.objective, NextToken) or tokenizer is None:
+            return None
         prompt = [*tokenizer.eos[:1], *tokenizer.encode(config.sample)]
         if not config.sample_tokens or not prompt:
             return None
@@ -359,7 +331,7 @@ class _Training:
     def _draw(self) -> None:
         """loss.png, of all that metrics.jsonl holds; a picture that cannot be drawn stops nothing."""
         try:
-            plot_loss(self.out / "loss.png", read_metrics(self.metrics.path), bytes_per_token=self.bytes_per_token)
+            plot_loss(self.out / "loss.png", read_metrics(self.metrics.path), bytes_per_token=self.feed.bytes_per_token)
         except (OSError, SublayerError) as error:
             self.view.note(f"loss.png is not drawn: {error}")
 
@@ -381,7 +353,7 @@ class _Training:
             facts["scaler"] = [self.scaler.scale, self.scaler.good]
         folder = self.out / "checkpoints"
         try:
-            checkpoint.write(folder, self.step, self.model, self.tokenizer, tensors, facts)
+            checkpoint.write(folder, self.step, self.model, self.feed.tokenizer, tensors, facts)
             checkpoint.prune(folder, self.run.save.keep, "held_loss", self._regular)
         except (OSError, SublayerError) as error:
             said = f"step {self.step} could not be saved: {error}"
@@ -410,12 +382,16 @@ class _Training:
         began = time.monotonic()
         with self._averaged():
             stride = run.eval.stride or max(1, run.data.length // 4)
-            score = self._score(min(stride, run.data.length), run.eval.final, shown=True)
-            self.tokenizer.save(self.out / "model")
+            score = self._score(run.eval.final, stride, shown=True)
+            if self.feed.tokenizer is not None:
+                self.feed.tokenizer.save(self.out / "model")
+            if (self.out / "labels.json").exists():
+                shutil.copyfile(self.out / "labels.json", self.out / "model" / "labels.json")
             save(self.model, self.out / "model")
         seconds = self.seconds + time.monotonic() - began
         about = {**asdict(score), "loss": score.loss, "perplexity": score.perplexity}
         about |= {"bits_per_byte": score.bits_per_byte if score.bytes else None, "step": self.step, "seconds": seconds}
+        about |= {} if score.right is None else {"accuracy": score.accuracy}
         with replacing(self.out / "result.json") as path:
             path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         self._draw()
@@ -424,15 +400,32 @@ class _Training:
 
 def _model(run: Run, spec: Model, device: torch.device) -> ModelOp:
     """The model as it begins, with the passes that the run asks for."""
-    if run.model.start is None:
-        model = spec.build(run.seed, device=device)
-    else:
-        model = load(Path(run.model.start), device=device)
+    model = spec.build(run.seed, device=device)
+    if run.model.start is not None:
+        _begin_from(model, load(Path(run.model.start), device=device))
     if run.train.recompute:
         recompute(model)
     if run.train.compile:
         model.compile()
     return model
+
+
+@torch.no_grad()
+def _begin_from(model: ModelOp, start: ModelOp) -> None:
+    """Takes a trained model's weights over; a head of another kind, and only a head, begins anew.
+
+    Raises UsageError for a parameter that the trained model does not have.
+    """
+    theirs = dict(start.named_parameters())
+    anew = (model.spec.head, model.spec.tied) != (start.spec.head, start.spec.tied)
+    for name, parameter in model.named_parameters():
+        own = theirs.get(name)
+        if name.startswith("head.") and anew:
+            continue
+        if own is None or own.shape != parameter.shape:
+            what = "has none" if own is None else f"has it of shape {list(own.shape)}, not {list(parameter.shape)}"
+            raise UsageError(f"model.start: {name}: the trained model {what}")
+        parameter.copy_(own)
 
 
 def _precision(asked: str, device: torch.device) -> Precision:

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..nn.sublayer import ModelOp
-from .objectives import Batch, Objective
+from .batch import Batch
+from .objectives import LossOf
 from .optim import Optimizer, clip
 from .process import world
 
@@ -65,7 +66,7 @@ class Scaler:
 def update(
     model: ModelOp,
     batches: Iterable[Batch],
-    objective: Objective,
+    objective: LossOf,
     optimizer: Optimizer,
     *,
     limit: float | None = 1.0,

@@ -169,7 +169,8 @@ class _Printing(View):
 
     def _held(self, made: Evaluated) -> str:
         bits = f"  {made.bits_per_byte:.4f} bits/byte" if math.isfinite(made.bits_per_byte) else ""
-        return f"step {made.step}: held out {made.held_loss:.4f} nats/token{bits}  perplexity {made.perplexity:.2f}"
+        said = f"step {made.step}: held out {made.held_loss:.4f} nats/token{bits}  perplexity {made.perplexity:.2f}"
+        return f"{said}  accuracy {made.accuracy:.2%}" if math.isfinite(made.accuracy) else said
 
 
 class Lines(_Printing):

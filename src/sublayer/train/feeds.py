@@ -1,0 +1,317 @@
+"""Feed: what a run trains on and is judged by — running text, examples, images — as batches of its objective.
+
+A feed finds or makes what it needs in the run's folder (tokenizer, names of labels, tokens), so that a resumed run and
+the other ranks of a run read what the first one wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from hashlib import blake2b
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+
+from ..data.batches import Batches, windows
+from ..data.examples import Example, ExampleBatches, Examples, bundles
+from ..data.readers import Seen, documents, measure, records
+from ..data.shards import Progress, prepare
+from ..data.tokens import Tokens, fingerprint
+from ..errors import InputError, UsageError
+from ..files import replacing
+from ..text import Tokenizer
+from . import checkpoint
+from .batch import Batch
+from .config import Run, RunSource
+from .examples import OnExamples
+from .language import Masked, NextToken, Spans, Words
+from .loss import IGNORED
+from .prepare import tokenizer_of
+from .view import View
+
+BAD_BYTES = {"replace": "they are U+FFFD now", "skip": "their documents are left out"}
+MAX_CLASSES = 100_000
+
+
+class Feed(Protocol):
+    """The data of a run."""
+
+    tokenizer: Tokenizer | None
+    """What made the ids; None where there are none."""
+    sizes: Mapping[str, int]
+    """What the data decides of the model: `vocab`, `classes`."""
+    length: int
+    """Positions of a row, for counting operations."""
+    bytes_per_token: float
+    """Of text; 0 where that means nothing."""
+
+    def open(self) -> None:
+        """Reads the data, or encodes it first."""
+        ...
+
+    def at(self, step: int, rank: int = 0, ranks: int = 1) -> tuple[Batch, Sequence[str]]:
+        """(batch, where each row comes from) of a step, from 0 on: all rows, or those of one of several ranks."""
+        ...
+
+    def held(self, limit: int | None, stride: int | None = None) -> tuple[int, Iterator[tuple[Batch, int]]]:
+        """(how many, batches of held-out data with the bytes of text that they ask for); a limit in tokens."""
+        ...
+
+
+def feed_of(run: Run, out: Path, view: View) -> Feed:
+    """The feed of the run's objective; its tokenizer and labels are there, its data is still to be opened."""
+    return {"text": TextFeed, "examples": ExampleFeed}[run.objective.reads](run, out, view)
+
+
+def drawn(seed: int, what: str, number: int) -> torch.Generator:
+    """Random numbers as a function of these alone."""
+    digest = blake2b(f"{seed} {what} {number}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+class TextFeed:
+    """Running text, in packed rows."""
+
+    def __init__(self, run: Run, out: Path, view: View) -> None:
+        if run.data.judge:
+            raise UsageError("data.judge: running text is held out by data.held; give judge with examples or images")
+        self.run, self.out, self.view = run, out, view
+        self.objective = cast("NextToken | Masked | Spans", run.objective)
+        self.tokenizer = tokenizer_of(run, out, view, self._texts)
+        self.words = Words(self.tokenizer)
+        self.sizes = {"vocab": self.tokenizer.size}
+        self.length = run.data.length
+
+    def open(self) -> None:
+        data = self.run.data
+        sources = [self._tokens(source) for source in data.all_sources()]
+        weighted = [(train, source.weight) for (train, _), source in zip(sources, data.all_sources(), strict=True)]
+        self.batches = Batches(weighted, data.length, self.run.train.batch, self.run.seed)
+        self.kept = [held for _, held in sources]
+        sizes = [(len(tokens), tokens.bytes) for tokens in self.batches.sources]
+        self.bytes_per_token = sum(size for _, size in sizes) / sum(tokens for tokens, _ in sizes)
+
+    def at(self, step: int, rank: int = 0, ranks: int = 1) -> tuple[Batch, Sequence[str]]:
+        rows = self.batches.at(step, rank, ranks)
+        generator = drawn(self.run.seed, f"rank {rank}", step)
+        batch = self.objective.collate(rows, self.words, generator, segments=self.run.data.segments)
+        return batch, rows.where
+
+    def held(self, limit: int | None, stride: int | None = None) -> tuple[int, Iterator[tuple[Batch, int]]]:
+        """With a limit, the first tokens of each source, so many in all. A stride is for the next token alone."""
+        length, following = self.length, isinstance(self.objective, NextToken)
+        stride = min(stride, length) if stride is not None and following else length
+        share = min(1.0, limit / sum(map(len, self.kept))) if limit is not None else 1.0
+        rows = max(1, min(8192, limit or 8192) // length)
+        counts = [math.ceil(share * len(held) / stride / rows) for held in self.kept]
+
+        def batches() -> Iterator[tuple[Batch, int]]:
+            for held, count in zip(self.kept, counts, strict=True):
+                for number, (found, counted) in enumerate(islice(windows(held, length, stride, rows), count)):
+                    generator = drawn(self.run.seed, "held", number)
+                    batch = self.objective.collate(found, self.words, generator, segments=self.run.data.segments)
+                    if not following:
+                        yield batch, 0
+                        continue
+                    batch = replace(batch, labels=batch.labels.masked_fill(counted == IGNORED, IGNORED))
+                    if limit is not None:
+                        yield batch, int(self._bytes_of[batch.labels[batch.labels != IGNORED]].sum())
+                    else:  # of the whole at once, for some tokenizers' ids do not tell what they were made of
+                        yield batch, held.bytes if number == 0 else 0
+
+        return sum(counts), batches()
+
+    @cached_property
+    def _bytes_of(self) -> torch.Tensor:
+        """[V]: bytes of text that each id stands for."""
+        return torch.tensor([len(self.tokenizer.token_bytes(token)) for token in range(self.tokenizer.size)])
+
+    def _texts(self) -> Iterator[str]:
+        """The texts of all sources, but for what this run writes, with progress by bytes read."""
+        data, label = self.run.data, "reading for the tokenizer"
+        sources, before = data.all_sources(), 0
+        total = sum(measure(source.paths, without=self.out).bytes for source in sources)
+        for source in sources:
+            seen, options = Seen(), {"field": source.field, "bad_bytes": data.bad_bytes, "without": self.out}
+            for document in documents(source.paths, seen=seen, **options):
+                yield document.text
+                self.view.progress(label, before + seen.bytes, total)
+            before += seen.bytes
+            if seen.bad:
+                self.view.note(f"{seen.bad} places hold bytes that are not UTF-8: {BAD_BYTES[data.bad_bytes]}")
+        self.view.progress(label, total, total)
+
+    def _tokens(self, source: RunSource) -> tuple[Tokens, Tokens]:
+        """A source's tokens, to train on and held out; encoded first where they are not there.
+
+        Once there is a checkpoint they are taken as they are: the text may have changed or gone since.
+        """
+        folder, data = self.out / "data" / (source.name or ""), self.run.data
+        if checkpoint.saved(self.out / "checkpoints"):
+            train, held = Tokens.open(folder / "train"), Tokens.open(folder / "held")
+            train.check(self.tokenizer)
+            return train, held
+        label = f"encoding {source.name or ''}".strip()
+
+        def progress(made: Progress) -> None:
+            if made.share is not None:
+                self.view.progress(label, made.share, 1.0)
+
+        return prepare(
+            source.paths, self.tokenizer, folder, held=data.held, field=source.field,
+            bad_bytes=data.bad_bytes, without=self.out, progress=progress, say=self.view.note,
+        )  # fmt: skip
+
+
+class ExampleFeed:
+    """Examples, in batches of like length: `train.batch` rows of `data.length` ids, padding counted, are a batch."""
+
+    bytes_per_token: float = 0.0
+
+    def __init__(self, run: Run, out: Path, view: View) -> None:
+        self.run, self.out, self.view = run, out, view
+        self.objective = cast(OnExamples, run.objective)
+        self.tokenizer = tokenizer_of(run, out, view, self._texts)
+        self.words = Words(self.tokenizer)
+        self.sizes: dict[str, int] = {"vocab": self.tokenizer.size}
+        self.length = run.data.length
+        self.labels: dict[str, int] = {}
+        if self.objective.labelled:
+            self.labels = self._labels()
+            self.sizes["classes"] = len(self.labels)
+
+    def open(self) -> None:
+        data = self.run.data
+        sides = [self._examples(source) for source in data.all_sources()]
+        weighted = [(train, source.weight) for (train, _), source in zip(sides, data.all_sources(), strict=True)]
+        self.batches = ExampleBatches(weighted, self.budget, self.run.seed, least=1)
+        self.kept = [held for _, held in sides if held is not None]
+        if data.judge:
+            self.kept = [self._read("judge", data.judge, data.all_sources()[0], lambda text: True)]
+
+    @property
+    def budget(self) -> int:
+        """Ids of a batch, padding counted."""
+        return self.run.train.batch * self.run.data.length
+
+    def at(self, step: int, rank: int = 0, ranks: int = 1) -> tuple[Batch, Sequence[str]]:
+        examples, where = self.batches.at(step, rank, ranks)
+        return self.objective.gather(examples, self.words), where
+
+    def held(self, limit: int | None, stride: int | None = None) -> tuple[int, Iterator[tuple[Batch, int]]]:
+        """With a limit, about so many tokens of all held-out examples, evenly chosen among their lengths."""
+        plans: list[tuple[Examples, list[int]]] = []
+        for kept in self.kept:
+            lengths = kept.lengths()
+            order = lengths.argsort(kind="stable")
+            cuts = bundles(lengths[order], self.budget)
+            share = min(1.0, limit / int(lengths.sum())) if limit is not None else 1.0
+            parts = [order[start:stop].tolist() for start, stop in pairwise(cuts)]
+            plans += [(kept, part[: max(1, math.ceil(share * len(part)))]) for part in parts]
+
+        def batches() -> Iterator[tuple[Batch, int]]:
+            for kept, part in plans:
+                yield self.objective.gather([kept[number] for number in part], self.words), 0
+
+        return len(plans), batches()
+
+    def _records(
+        self, source: RunSource, label: str, paths: str | tuple[str, ...] | None = None
+    ) -> Iterator[tuple[list[Any], str]]:
+        """The two values of each record and where it came from, with progress by bytes read."""
+        paths, seen = paths or source.paths, Seen()
+        total = measure(paths, without=self.out).bytes
+        for i, record in enumerate(records(paths, (source.field, source.target), without=self.out, seen=seen)):
+            yield list(record.values), record.source
+            if i % 100 == 0:
+                self.view.progress(label, min(seen.bytes, total - 1), total)
+        self.view.progress(label, total, total)
+
+    def _texts(self) -> Iterator[str]:
+        """All text of all sources."""
+        for source in self.run.data.all_sources():
+            for values, _ in self._records(source, "reading for the tokenizer"):
+                for value in values[:1] if self.objective.labelled else values:
+                    yield " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+    def _labels(self) -> dict[str, int]:
+        """The names of classes or tags, in labels.json: sorted, so that the number of a name depends on no order."""
+        path = self.out / "labels.json"
+        if not path.exists():
+            names = set[str]()
+            for source in self.run.data.all_sources():
+                for (_, value), where in self._records(source, "reading labels"):
+                    names |= set(map(str, value)) if isinstance(value, list) else {str(value)}
+                    if len(names) > MAX_CLASSES:
+                        many = f"more than {MAX_CLASSES:,} different labels"
+                        raise InputError(f"{where}: {many}: is the field {source.target!r} one?")
+            with replacing(path) as beside:
+                beside.write_text(json.dumps(sorted(names), ensure_ascii=False) + "\n", encoding="utf-8")
+        found = cast(Any, json.loads(path.read_text(encoding="utf-8")))
+        return {name: i for i, name in enumerate(found)}
+
+    def _examples(self, source: RunSource) -> tuple[Examples, Examples | None]:
+        """A source's examples, to train on and held out: an example's own first text decides on which side it falls."""
+        data, name = self.run.data, source.name or ""
+
+        def kept(text: str) -> bool:
+            digest = blake2b(text.encode(errors="replace"), digest_size=4).digest()
+            return int.from_bytes(digest, "little") / 2**32 < data.held
+
+        if data.judge:
+            return self._read(f"{name}/train", source.paths, source, lambda text: True), None
+        train = self._read(f"{name}/train", source.paths, source, lambda text: not kept(text))
+        return train, self._read(f"{name}/held", source.paths, source, kept)
+
+    def _read(
+        self, name: str, paths: str | tuple[str, ...], source: RunSource, wanted: Callable[[str], bool]
+    ) -> Examples:
+        """Examples from the run's folder, encoded first where they are not there, or not from the same files."""
+        path = self.out / "data" / f"{name.strip('/')}.safetensors"
+        going_on = checkpoint.saved(self.out / "checkpoints")
+        options = [self.objective.to_json(), source.to_json(), self.length, self.run.data.held]
+        if path.exists() and going_on:
+            return Examples.load(path)
+        stamp = json.dumps([fingerprint(self.tokenizer), *options, measure(paths, without=self.out).stamp])
+        if path.exists():
+            found = Examples.load(path)
+            if found.stamp == stamp:
+                self.view.note(f"{path}: used again, {len(found):,} examples")
+                return found
+        long = 0
+
+        def examples() -> Iterable[tuple[Example, str]]:
+            nonlocal long
+            for values, where in self._records(source, f"encoding {name.strip('/')}", paths):
+                first = " ".join(map(str, values[0])) if isinstance(values[0], list) else str(values[0])
+                if not wanted(first):
+                    continue
+                try:
+                    example = self.objective.example(values, self.words, self.labels, source.prefix)
+                except KeyError as error:
+                    raise InputError(f"{where}: the label {error} occurs in no training example") from None
+                except InputError as error:
+                    raise InputError(f"{where}: {error}") from None
+                if max(map(len, example.values())) > self.length:
+                    long += 1
+                else:
+                    yield example, where
+
+        try:
+            found = Examples.gather(examples(), stamp)
+        except InputError as error:
+            if str(error) != "no examples":
+                raise
+            said = f": {long:,} are longer than data.length={self.length}" if long else ""
+            raise InputError(f"{path.stem}: no examples{said}; give more, or another data.held") from None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found.save(path)
+        over = f"; {long:,} longer than data.length={self.length} are left out" if long else ""
+        self.view.note(f"{name.strip('/')}: {len(found):,} examples{over}")
+        return found
