@@ -37,8 +37,7 @@ def beats_unigrams(spec: Model, steps: int) -> None:
             optimizer.set_rate(schedule.factor(step, steps))
             update(model, [next_tokens(batches.at(step), end)], next_token, optimizer)
         judged = (next_tokens(rows, end) for rows, _ in windows(unseen, 48, rows=64))
-        nats, _ = evaluate(model, judged, next_token)
-        bits = nats / math.log(2) / unseen.bytes
+        bits = evaluate(model, judged, next_token).nats / math.log(2) / unseen.bytes
     entropy = unigram_bits(held)
     assert bits < entropy, f"{bits:.3f} bits per byte, the unigram entropy is {entropy:.3f}"
 

@@ -239,8 +239,8 @@ def test_an_encoder_decoder_is_watched_too() -> None:
     data = batch(2, 8)
 
     def objective(model: ModelOp, batch: Batch) -> Loss:
-        logits = model(batch.ids % 16, source=batch.ids % 16)
-        return Loss(logits.square().sum(), batch.ids.numel())
+        logits = model(batch.inputs % 16, source=batch.inputs % 16)
+        return Loss(logits.square().sum(), batch.inputs.numel())
 
     found = profile_step(model, data, objective, AdamW().build(model), repeats=1)
     assert {"embed", "attn", "cross", "ffn", "norms"} <= found.seconds.keys()

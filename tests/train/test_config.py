@@ -58,7 +58,7 @@ def test_changes_have_the_last_word(tmp_path: Path) -> None:
     assert run.optimizer == Muon(rate=0.02, rest=AdamW(rate=1e-3))
     assert run.schedule == Schedule(shape="wsd")
     assert run.data.paths == ("a", "b")
-    spec = run.model.build_spec(50)
+    spec = run.model.build_spec(vocab=50)
     assert (spec.dim, spec.tied) == (64, True)
 
 
@@ -71,7 +71,7 @@ def test_weighted_sources() -> None:
 
 def test_a_published_size_takes_the_vocabulary_of_the_tokenizer() -> None:
     run = run_of({"out": "x", "model": {"size": "gpt2-124m"}, "data": {"paths": "a"}, "train": {"steps": 1}})
-    spec = run.model.build_spec(1000)
+    spec = run.model.build_spec(vocab=1000)
     assert (spec.dim, spec.vocab, spec.context) == (768, 1000, 1024)
     assert isinstance(spec.embedding, Embed)
 
@@ -84,7 +84,7 @@ def test_a_file_of_a_spec_is_taken_as_it_is(tmp_path: Path) -> None:
     spec = sublayer.recipes.llama(16, 1, 2, 1, hidden=24, vocab=30)
     (tmp_path / "spec.json").write_text(json.dumps(spec.to_json()))
     table = {"model": {"file": str(tmp_path / "spec.json")}, "data": {"paths": "a"}, "train": {"steps": 1}}
-    assert run_of({"out": "x", **table}).model.build_spec(29) == spec
+    assert run_of({"out": "x", **table}).model.build_spec(vocab=29) == spec
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_mistake_is_told_in_one_line_with_its_key(changes: list[str], said: st
 )
 def test_a_model_that_cannot_be_is_told(changes: list[str], said: str, tmp_path: Path) -> None:
     with pytest.raises(SublayerError) as caught:
-        read_run(written(tmp_path), changes).model.build_spec(10)
+        read_run(written(tmp_path), changes).model.build_spec(vocab=10)
     assert said in str(caught.value)
 
 
@@ -149,11 +149,13 @@ def test_a_file_that_is_no_configuration_is_told(tmp_path: Path) -> None:
 def test_the_page_on_training_names_every_key() -> None:
     from sublayer.train import config
 
-    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    docs = Path(__file__).parents[2] / "docs"
+    page, objectives = ((docs / f"{name}.md").read_text() for name in ("training", "objectives"))
     for section, cls in config._sections():
         for key in config._hints(cls):
-            named = f"`{section}.{key}`" if section != "optimizer" else f"`{key}`"
-            assert named in page or key == "sizes", f"{section}.{key}"
+            where = objectives if section == "objective" else page
+            named = f"`{section}.{key}`" if section not in ("optimizer", "objective") else f"`{key}`"
+            assert named in where or key == "sizes", f"{section}.{key}"
 
 
 def test_none_takes_a_value_away(tmp_path: Path) -> None:

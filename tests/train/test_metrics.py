@@ -53,7 +53,7 @@ def test_values_that_are_not_finite_are_null_and_nan_again(tmp_path: Path) -> No
 
 def test_a_whole_number_is_read_as_the_float_it_was(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1, "held_loss": 2, "perplexity": 7, "bits_per_byte": 1}\n')
+    path.write_text('{"step": 1, "held_loss": 2, "perplexity": 7, "bits_per_byte": 1, "accuracy": null}\n')
     (record,) = read_metrics(path)
     assert [type(value) for value in vars(record).values()] == [int, float, float, float]
 
@@ -103,8 +103,8 @@ def test_a_file_that_needs_no_cut_is_not_touched(tmp_path: Path) -> None:
         b'{"step": 1, "sample": 7}',
         b'{"step": true, "sample": "x"}',
         b'{"step": 1.0, "sample": "x"}',
-        b'{"step": 1, "held_loss": "2", "perplexity": 1, "bits_per_byte": 1}',
-        b'{"step": null, "held_loss": 2, "perplexity": 1, "bits_per_byte": 1}',
+        b'{"step": 1, "held_loss": "2", "perplexity": 1, "bits_per_byte": 1, "accuracy": null}',
+        b'{"step": null, "held_loss": 2, "perplexity": 1, "bits_per_byte": 1, "accuracy": null}',
         b"\xff\xfe",
         b"[" * 100_000,
     ],

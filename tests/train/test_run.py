@@ -17,8 +17,8 @@ import sublayer
 from sublayer.errors import SublayerError, UsageError
 from sublayer.text import load_tokenizer
 from sublayer.train import checkpoint
-from sublayer.train import run as module
 from sublayer.train.config import Run, run_of
+from sublayer.train.language import NextToken
 from sublayer.train.metrics import Evaluated, Metrics, Record, Sample, read_metrics
 from sublayer.train.process import Interrupted
 from sublayer.train.run import NotFinite, Result, train
@@ -269,31 +269,24 @@ def test_a_full_disk_is_survived(texts: Path, tmp_path: Path, monkeypatch: pytes
     same(tmp_path / "whole", tmp_path / "last")
 
 
-def poisoned(step: int) -> Callable[..., Any]:
-    """The objective, infinite in one step of the run."""
-    inner = module.objective
+def poison(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Makes the objective infinite in one step of the run."""
+    inner, calls = NextToken.__call__, [0]
 
-    def objective(name: str, **options: Any) -> Any:
-        function, collate = inner(name, **options)
-        calls = [0]
+    def loss(self: NextToken, model: Any, batch: Any) -> Any:
+        made = inner(self, model, batch)
+        calls[0] += model.training
+        return (
+            made._replace(sum=made.sum * math.inf) if model.training and calls[0] in (2 * step - 1, 2 * step) else made
+        )
 
-        def loss(model: Any, batch: Any) -> Any:
-            made = function(model, batch)
-            if options and model.training:
-                calls[0] += 1
-                if calls[0] in (2 * step - 1, 2 * step):
-                    return made._replace(sum=made.sum * math.inf)
-            return made
-
-        return loss, collate
-
-    return objective
+    monkeypatch.setattr(NextToken, "__call__", loss)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_rows(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "objective", poisoned(5))
+    poison(monkeypatch, 5)
     with pytest.raises(NotFinite, match=r"step 5: the (loss|gradient) is not finite: .*; rows: .*\.txt") as caught:
         train(tiny(texts, tmp_path / "out"))
     assert "train.non_finite=skip" in str(caught.value)
@@ -303,7 +296,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_rows(
 def test_a_loss_that_is_not_finite_is_passed_over_if_that_is_asked(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "objective", poisoned(5))
+    poison(monkeypatch, 5)
     view = noting()
     train(tiny(texts, tmp_path / "out", train={"non_finite": "skip"}), view)
     assert [line for line in view.lines if "is passed over" in line and line.startswith("step 5")]

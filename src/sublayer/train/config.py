@@ -18,13 +18,13 @@ from ..errors import SublayerError, UsageError, nearest
 from ..nn.sublayer import Model
 from ..spec import Spec
 from ..weights.load import read_json, read_spec
-from .examples import Classification, Contrastive, Tags, TextToText
-from .language import Masked, NextToken, Spans
+from .examples import Classification, Contrastive, Tagging, TextToText
+from .language import Masked, NextToken, SpanCorruption
 from .optim import AdamW, Muon
 from .schedule import Schedule
 
 S = TypeVar("S", bound=Spec)
-Objectives = NextToken | Masked | Spans | TextToText | Classification | Tags | Contrastive
+Objectives = NextToken | Masked | SpanCorruption | TextToText | Classification | Tagging | Contrastive
 MAX_BYTES = 1 << 20  # of a configuration file
 
 

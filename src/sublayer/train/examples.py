@@ -150,7 +150,7 @@ def answer_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0, auxiliar
     return Loss(total, len(labels), (total - nats).detach(), right)
 
 
-class Tags(OnExamples):
+class Tagging(OnExamples):
     """A tag for each word of a text that comes as a list of words; a word's first token carries it."""
 
     kind: ClassVar[str] = "tags"

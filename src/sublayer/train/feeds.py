@@ -30,7 +30,7 @@ from . import checkpoint
 from .batch import Batch
 from .config import Run, RunSource
 from .examples import OnExamples
-from .language import Masked, NextToken, Spans, Words
+from .language import Masked, NextToken, SpanCorruption, Words
 from .loss import IGNORED
 from .prepare import tokenizer_of
 from .view import View
@@ -82,7 +82,7 @@ class TextFeed:
         if run.data.judge:
             raise UsageError("data.judge: running text is held out by data.held; give judge with examples or images")
         self.run, self.out, self.view = run, out, view
-        self.objective = cast("NextToken | Masked | Spans", run.objective)
+        self.objective = cast("NextToken | Masked | SpanCorruption", run.objective)
         self.tokenizer = tokenizer_of(run, out, view, self._texts)
         self.words = Words(self.tokenizer)
         self.sizes = {"vocab": self.tokenizer.size}

@@ -205,13 +205,13 @@ class Masked(Objective):
 # --- corrupted spans ---
 
 
-class Spans(Objective):
+class SpanCorruption(Objective):
     """Spans of a text replaced by sentinels and told by a decoder, one by one (T5, arXiv 1910.10683, section 3.1.4).
 
     Each document of a row is corrupted alone; the decoder begins with the token that ends a text.
     """
 
-    kind: ClassVar[str] = "spans"
+    kind: ClassVar[str] = "span_corruption"
     specials: ClassVar[tuple[str, ...]] = SENTINELS
     share: float = 0.15
     """Of the tokens that are corrupted."""
@@ -233,7 +233,7 @@ class Spans(Objective):
         sources, targets = Ragged(), Ragged()
         end = words.end
         if end is None:
-            raise UsageError("tokenizer.end: the objective spans needs a token that ends a text")
+            raise UsageError("tokenizer.end: the objective span_corruption needs a token that ends a text")
         for row, numbers in zip(rows.ids[:, :-1], rows.segment[:, :-1], strict=True):
             for number in range(1, int(numbers.max()) + 1) if segments else (None,):
                 document = row[numbers == number] if number is not None else row[numbers != 0]

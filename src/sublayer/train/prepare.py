@@ -110,11 +110,13 @@ def tokenizer_of(run: Run, out: Path, view: View, texts: Callable[[], Iterator[s
 def spec_of(run: Run, tokenizer: Tokenizer | None, sizes: Mapping[str, int]) -> Model:
     """The architecture, checked against what its data decides (`vocab`, `classes`), the rows and the objective."""
     spec = _spec_for(run, sizes)
-    for name, size in sizes.items():
-        own = spec.vocab if name == "vocab" else getattr(spec.head, name, None)
-        if own is not None and own < size:
-            what = "the tokenizer has" if name == "vocab" else "the labels are"
-            raise UsageError(f"model: {what} {size} {'ids' if name == 'vocab' else name}, and the model has {own}")
+    vocab, classes = sizes.get("vocab", 0), sizes.get("classes", 0)
+    if spec.vocab is not None and spec.vocab < vocab:
+        raise UsageError(f"tokenizer: it has {vocab} ids, and the model a table of {spec.vocab}")
+    if classes > getattr(spec.head, "classes", classes):
+        raise UsageError(
+            f"model: the labels are {classes}, and its head has {getattr(spec.head, 'classes', 0)} classes"
+        )
     if run.model.start is not None and run.tokenizer.path is not None and tokenizer is not None:
         own = Path(run.model.start) / "tokenizer.json"
         if own.exists() and fingerprint(load_tokenizer(own.parent)) != fingerprint(tokenizer):
