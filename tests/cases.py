@@ -13,6 +13,7 @@ from sublayer.nn.rope import Rope
 from sublayer.nn.rope_scaling import DynamicNtk, Linear, Llama3, LongRope, Yarn
 from sublayer.nn.sublayer import Model
 from sublayer.recipes import FAMILIES, family
+from sublayer.recipes.dit import Noised
 from tests.contracts import Case, Document, texts
 from tests.models import mamba_like, seq2seq_like, t5_like, two_stream
 
@@ -51,14 +52,33 @@ def _variant(
 
 
 def _documents(spec: Model) -> Callable[[Case, Sequence[int], int], list[Document]]:
-    return _images if isinstance(spec.embedding, Patches) else texts
+    kinds = {Patches: _images, Noised: _noised}
+    return kinds.get(type(spec.embedding), texts)
 
 
 def _images(case: Case, lengths: Sequence[int], seed: int) -> list[Document]:
     """Noise of the size that the positions belong to, one image for each length asked for."""
     generator, front = torch.Generator().manual_seed(seed), cast(Patches, case.spec.embedding)
-    dtype = torch.get_default_dtype()
-    return [Document(torch.randn(front.channels, *front.image, generator=generator, dtype=dtype)) for _ in lengths]
+    return [Document(_noise(front, generator)) for _ in lengths]
+
+
+def _noised(case: Case, lengths: Sequence[int], seed: int) -> list[Document]:
+    """The same, each at a time and of a class."""
+    generator, front = torch.Generator().manual_seed(seed), cast(Noised, case.spec.embedding)
+
+    def number(most: int) -> torch.Tensor:
+        return torch.randint(most, (), generator=generator)
+
+    return [
+        Document(
+            {"images": _noise(front.patches, generator), "time": number(1000), "classes": number(front.classes + 1)}
+        )
+        for _ in lengths
+    ]
+
+
+def _noise(front: Patches, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(front.channels, *front.image, generator=generator)
 
 
 def _alignments(case: Case, lengths: Sequence[int], seed: int) -> list[Document]:

@@ -20,6 +20,10 @@ from tests.language import beats_unigrams
 KIB = 1024
 # (parameters, bytes of state a token in 2-byte elements), from the papers, model cards and published checkpoints.
 PUBLISHED = {
+    "dit-s2": (32_865_056, 0),
+    "dit-b2": (130_315_808, 0),
+    "dit-l2": (457_840_672, 0),
+    "dit-xl2": (674_834_720, 0),  # the authors count 256 fixed positions too: 675,129,632
     "dinov2-s": (22_056_576, 0),
     "dinov2-b": (86_580_480, 0),
     "dinov2-l": (304_368_640, 0),

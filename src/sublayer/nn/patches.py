@@ -162,9 +162,10 @@ class PatchesOp(nn.Module):
 
     def _sines(self, kind: Sinusoidal, rows: int, columns: int, x: Tensor) -> Tensor:
         dim = len(self.bias)
+        precise = torch.float32 if x.device.type == "mps" else torch.float64  # MPS has no fp64
         # The places of a larger or smaller image lie within the range of the trained ones.
         y, z = (
-            kind.table(torch.arange(count, device=x.device) * (own / count), dim // 2, x.dtype)
+            kind.table(torch.arange(count, dtype=precise, device=x.device) * (own / count), dim // 2, x.dtype)
             for count, own in zip((rows, columns), self.spec.grid, strict=True)
         )
         places = torch.cat([z.expand(rows, -1, -1), y[:, None].expand(-1, columns, -1)], -1).flatten(0, 1)

@@ -2,7 +2,7 @@
 
 A family's module also holds its published SIZES, a TINY one for tests, NAMES (its checkpoint table, or a function from
 a spec to it), HF (how to read config.json, by architecture), `to_hf`, and EXEMPT: the contracts without meaning for it,
-each with the reason.
+each with the reason. FILE names the file of weights where it is not called model.safetensors.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ..nn.sublayer import Model
 
 if TYPE_CHECKING:
     from .dinov2 import dinov2
+    from .dit import dit
     from .gemma import gemma
     from .gpt2 import gpt2
     from .gpt_neox import gpt_neox
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 FAMILIES = (
     "dinov2",
+    "dit",
     "gemma",
     "gpt2",
     "gpt_neox",
@@ -47,6 +49,7 @@ __all__ = [
     "CONTRACTS",
     "FAMILIES",
     "dinov2",
+    "dit",
     "family",
     "from_hf",
     "gemma",
@@ -112,7 +115,9 @@ def model(name: str) -> Model:
 def from_hf(config: Mapping[str, Any]) -> tuple[Model, Any]:
     """(spec, family module) of a config.json. Raises SpecError for an architecture or a value that is not modelled."""
     readers = {name: (module.HF[name], module) for module in map(family, FAMILIES) for name in module.HF}
-    architectures = config.get("architectures")
+    architectures = config.get(
+        "architectures", [config["_class_name"]] if "_class_name" in config else None
+    )  # diffusers
     if not isinstance(architectures, list) or not architectures:
         raise SpecError("config.json names no architecture: it needs architectures=[…]")
     name = str(architectures[0])

@@ -34,7 +34,7 @@ def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.
     folder = Path(path)
     spec, family = read_spec(folder)
     prefix, ignored, tied = (family.PREFIX, family.IGNORED, ()) if family else ("", (), ())
-    with Checkpoint.open(folder) as files:
+    with Checkpoint.open(folder, getattr(family, "FILE", "model")) as files:
         if family is not None:
             spec, tied = _settle_tying(spec, family, files)
         bare = spec.empty(device="meta")
@@ -120,10 +120,10 @@ class Checkpoint:
 
     @classmethod
     @contextmanager
-    def open(cls, folder: Path) -> Iterator[Checkpoint]:
-        """model.safetensors, or all shards of an index. Raises WeightsError for a broken or doubled one."""
+    def open(cls, folder: Path, stem: str = "model") -> Iterator[Checkpoint]:
+        """STEM.safetensors, or all shards of an index. Raises WeightsError for a broken or doubled one."""
         where: dict[str, tuple[Path, Any]] = {}
-        for path in _files(folder):
+        for path in _files(folder, stem):
             try:
                 opened = safe_open(path, framework="pt")
             except (SafetensorError, OSError) as error:
@@ -153,11 +153,11 @@ class Checkpoint:
         return self.where[name][0]
 
 
-def _files(folder: Path) -> list[Path]:
-    whole = folder / "model.safetensors"
+def _files(folder: Path, stem: str) -> list[Path]:
+    whole = folder / f"{stem}.safetensors"
     if whole.exists():  # before an index, as transformers has it
         return [whole]
-    index = folder / "model.safetensors.index.json"
+    index = folder / f"{stem}.safetensors.index.json"
     if index.exists():
         shards = read_json(index).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
@@ -173,7 +173,7 @@ def _files(folder: Path) -> list[Path]:
     pickled = next((p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl")), None)
     if pickled is not None:
         raise WeightsError(f"{folder / pickled}: pickled weights can run code and are not read; convert to safetensors")
-    raise WeightsError(f"{folder}: no model.safetensors and no model.safetensors.index.json")
+    raise WeightsError(f"{folder}: no {stem}.safetensors and no {stem}.safetensors.index.json")
 
 
 def _settle_tying(spec: Model, family: Any, files: Checkpoint) -> tuple[Model, tuple[str, ...]]:

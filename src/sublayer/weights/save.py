@@ -32,15 +32,17 @@ def save(model: ModelOp, path: Path | str, *, layout: Literal["sublayer", "hf"] 
     if layout == "hf":
         config, family = to_hf(model.spec)
         dtype = next(iter(parameters.values())).dtype
-        about: dict[str, Any] = config | {"dtype": str(dtype).removeprefix("torch.")}
+        kept = {"dtype": str(dtype).removeprefix("torch.")} if "architectures" in config else {}  # not in diffusers
+        about: dict[str, Any] = config | kept
         tensors: dict[str, Tensor] = {}
         for row in expand(names(family, model.spec), model):
             theirs = row.change.back([parameters[name] for name in row.our_names])
             tensors |= dict(zip(row.their_names, theirs, strict=True))
-        described = "config.json"
+        described, name = "config.json", getattr(family, "FILE", "model")
     else:
-        about, tensors, described = model.spec.to_json(), parameters, "spec.json"
-    others = {"spec.json", "config.json", "model.safetensors.index.json"} - {described}
+        about, tensors = model.spec.to_json(), parameters
+        described, name = "spec.json", "model"
+    others = {"spec.json", "config.json", f"{name}.safetensors.index.json"} - {described}
     other = next((name for name in sorted(others) if (folder / name).exists()), None)
     if other is not None:
         raise WeightsError(
@@ -49,7 +51,7 @@ def save(model: ModelOp, path: Path | str, *, layout: Literal["sublayer", "hf"] 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Both are whole before either is renamed.
-        with replacing(folder / "model.safetensors") as weights, replacing(folder / described) as description:
+        with replacing(folder / f"{name}.safetensors") as weights, replacing(folder / described) as description:
             write_tensors(weights, tensors, {"format": "pt"})
             description.write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
