@@ -16,7 +16,7 @@ from unittest.mock import patch
 from torch import Tensor
 
 from sublayer.names import Change, Row
-from sublayer.nn import geometry, s4
+from sublayer.nn import geometry, head, s4
 from sublayer.nn.attend import KERNELS
 from sublayer.nn.attention import AttentionOp
 from sublayer.nn.documents import Documents
@@ -218,6 +218,16 @@ def reads_padding(forward: Any, op: PlainReaderOp, ids: Tensor, step: Step) -> t
     return forward(op, ids, step.replace(segment=None))
 
 
+def one_answer_a_row(numbers: Any, segment: Tensor) -> Tensor:
+    """A head pools all that a row holds but its padding."""
+    return (segment != 0).long()
+
+
+def pools_padding(pool: Any, x: Tensor, step: Step, how: str) -> tuple[Tensor, Tensor | None]:
+    """The first token is the first cell."""
+    return pool(x, None, how)
+
+
 # --- the rest ---
 
 
@@ -311,6 +321,10 @@ BROKEN = (
            where="left"),
     Broken("the decoder starts from the source's padding", "seq2seq_like", "padding",
            around(PlainReaderOp, "forward", reads_padding), where="left", unseen=("incremental",)),
+    Broken("a row's documents are pooled together", "bert, classes of documents", "packing",
+           around(head, "_numbers", one_answer_a_row), where="row 0", unseen=("padding",)),
+    Broken("padding is pooled", "bert, classes of documents", "padding", around(head, "pool", pools_padding),
+           where="left"),
     Broken("a Python number changes from call to call", "llama", "compile",
            around(RMSNormOp, "forward", counts_its_calls)),
     Broken("export is not the inverse of import", "gpt2", "round trip", exported_in_another_order, where="hf"),

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import torch
 
+from sublayer.nn.head import Classifier, Transform
 from sublayer.nn.linear_attention import RandomFeatures
 from sublayer.nn.moe import MoEOp
 from sublayer.nn.patches import Patches
@@ -96,6 +97,7 @@ CAPPED: dict[str, Any] = {"qk_norm": False, "softcap": 3.0, "logit_cap": 4.0, "s
 BOTH_WAYS = {"incremental": "Queries see both ways, so nothing can be continued."}
 
 VARIANTS = (
+    _variant("bert", "classes of documents", head=Classifier(5, "first", Transform("tanh"))),
     _variant("dinov2", "registers", registers=3),
     _variant("dinov2", "gated", gated=True, activation="silu", hidden=88),
     _variant("gemma", "1", sandwich=False, qk_norm=False, local=(), window=None, rope=Rope()),

@@ -20,6 +20,10 @@ from tests.language import beats_unigrams
 KIB = 1024
 # (parameters, bytes of state a token in 2-byte elements), from the papers, model cards and published checkpoints.
 PUBLISHED = {
+    "bert-base": (109_482_240, 0),  # encoder and pooler
+    "bert-large": (335_141_888, 0),
+    "roberta-base": (124_645_632, 0),
+    "roberta-large": (355_359_744, 0),
     "dit-s2": (32_865_056, 0),
     "dit-b2": (130_315_808, 0),
     "dit-l2": (457_840_672, 0),

@@ -1,6 +1,8 @@
 """Recipes: one module a family, each a function from sizes to a spec: `sublayer.recipes.llama(dim=…, …)`.
 
 A family's module also holds its published SIZES, a TINY one for tests, NAMES (its checkpoint table, or a function from
+a spec to it), RENAMED (endings of names that older files spell otherwise, if any), HF (how to read config.json, by
+architecture), `to_hf`, and EXEMPT: the contracts without meaning for it, each with the reason.
 a spec to it), HF (how to read config.json, by architecture), `to_hf`, and EXEMPT: the contracts without meaning for it,
 each with the reason. FILE names the file of weights where it is not called model.safetensors.
 """
@@ -18,6 +20,7 @@ from ..names import Row
 from ..nn.sublayer import Model
 
 if TYPE_CHECKING:
+    from .bert import bert
     from .dinov2 import dinov2
     from .dit import dit
     from .gemma import gemma
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from .vit import vit
 
 FAMILIES = (
+    "bert",
     "dinov2",
     "dit",
     "gemma",
@@ -48,6 +52,7 @@ CONTRACTS = ("parity", "size", "incremental", "packing", "padding", "kernels", "
 __all__ = [
     "CONTRACTS",
     "FAMILIES",
+    "bert",
     "dinov2",
     "dit",
     "family",

@@ -43,6 +43,9 @@ def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.
         if prefix and not any(name.startswith(prefix) for name in files.names):
             rows = [Row(tuple(n.removeprefix(prefix) for n in r.their_names), r.ours, r.change) for r in rows]
             ignored = tuple(name.removeprefix(prefix) for name in ignored)
+        for name, old in getattr(family, "RENAMED", ()):
+            if any(theirs.endswith(old) for theirs in files.names):
+                rows = [Row(tuple(_renamed(n, name, old) for n in r.their_names), r.ours, r.change) for r in rows]
         _check_names(files, rows, (*ignored, *tied))
         for row in rows:
             _check_shapes(row, files, shapes)
@@ -193,6 +196,10 @@ def _settle_tying(spec: Model, family: Any, files: Checkpoint) -> tuple[Model, t
         return spec, (head,)
     warnings.warn(f"{head} differs from {table} though the config ties them: kept apart", stacklevel=3)
     return spec.replace(tied=False), ()
+
+
+def _renamed(name: str, new: str, old: str) -> str:
+    return name.removesuffix(new) + old if name.endswith(new) else name
 
 
 def _check_names(files: Checkpoint, rows: list[Row], ignored: Iterable[str]) -> None:
