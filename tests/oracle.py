@@ -185,7 +185,11 @@ def agree(
         one.backward()
     zero = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in ours.named_parameters()}
     gradients = exported(ours, folder, zero)
-    wanted = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in theirs.named_parameters()}
+    named = {p: name for name, p in theirs.named_parameters(remove_duplicate=False)}
+    named |= {
+        p: name for name, p in theirs.named_parameters(remove_duplicate=False) if name in gradients
+    }  # of a tied one
+    wanted = {name: torch.zeros_like(p) if p.grad is None else p.grad for p, name in named.items()}
     if isinstance(theirs, PreTrainedModel):
         wanted = revert_weight_conversion(theirs, wanted)  # names as on disk: experts are fused in memory only
     if not gradients.keys() & wanted.keys():  # a base class, whose names have no prefix
