@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from sublayer import weights
 from sublayer.errors import MaskError
 from sublayer.nn.attend import KERNELS
+from sublayer.nn.attention import AttentionOp
 from sublayer.nn.sublayer import Model, ModelOp
 from sublayer.state import PerSlot, PerToken, State
 from sublayer.step import Step
@@ -110,6 +111,9 @@ def roughen(model: nn.Module, seed: int = 0) -> None:
             parameter.copy_(noise)
         else:
             parameter.copy_(1.5 * noise / parameter[0].numel() ** 0.5)
+    for op in model.modules():
+        if isinstance(op, AttentionOp):  # T5 scales no scores, and queries make up for it
+            op.q.weight.mul_(op.head_size**-0.5 / op.scale)
 
 
 def assert_near(actual: Tensor, expected: Tensor, tolerance: float) -> None:

@@ -130,15 +130,17 @@ def check_parity(
     ids: Tensor,
     step: Step | None = None,
     real: Tensor | None = None,
+    source: Tensor | None = None,
     **inputs: Any,
 ) -> ModelOp:
     """Saves theirs, loads it, and compares logits, loss and the gradient of every parameter; returns ours.
 
-    `inputs` are what their forward takes beside ids, `step` what ours takes; only tokens where `real` [B, L] is true
+    `inputs` are what their forward takes beside ids, `step` what ours takes; `source` is what an encoder reads, the
+    ids are then the decoder's; only tokens where `real` [B, L] is true
     are compared, and only predictions of a real token by a real one count in the loss.
     """
     ours = sublayer.load(saved(theirs, folder), dtype=torch.float64)
-    compare(theirs, ours, folder, ids, step, real, **inputs)
+    compare(theirs, ours, folder, ids, step, real, source, **inputs)
     return ours
 
 
@@ -149,15 +151,24 @@ def compare(
     ids: Tensor,
     step: Step | None = None,
     real: Tensor | None = None,
+    source: Tensor | None = None,
     **inputs: Any,
 ) -> None:
     """What `check_parity` compares, for a model of ours that was loaded already; `folder` is where from."""
     real = torch.ones_like(ids, dtype=torch.bool) if real is None else real
     with raised():
-        expected = theirs(ids, use_cache=False, **inputs).logits
-    found = ours(ids, step)
+        expected = theirs(**asked(ids, source), **inputs).logits
+    found = ours(ids, step, source=source)
     logits = found[0] if isinstance(found, tuple) else found
     agree(theirs, ours, folder, logits, expected, lambda answer: _loss(answer, ids, real), real=real)
+
+
+def asked(ids: Tensor, source: Tensor | None) -> dict[str, Any]:
+    """What their forward is given: ids, or, with an encoder, its ids or frames and the decoder's ids."""
+    if source is None:
+        return {"input_ids": ids, "use_cache": False}
+    name = "input_features" if source.is_floating_point() else "input_ids"
+    return {name: source, "decoder_input_ids": ids, "use_cache": False}
 
 
 def agree(
@@ -230,10 +241,10 @@ def _loss(logits: Tensor, ids: Tensor, real: Tensor) -> Tensor:
     return F.cross_entropy(logits[:, :-1][counted], ids[:, 1:][counted])
 
 
-def reopened(folder: Path) -> PreTrainedModel:
+def reopened(folder: Path, made: Any = AutoModelForCausalLM) -> PreTrainedModel:
     """Our export, read by transformers in fp64; it must miss nothing and find nothing left over."""
     with raised(), warnings.catch_warnings(action="ignore"):
-        found: Any = AutoModelForCausalLM.from_pretrained(
+        found: Any = made.from_pretrained(
             folder,
             dtype=torch.float64,
             attn_implementation="eager",
@@ -270,7 +281,14 @@ def check_geometry(family: type, folder: Path, **changes: Any) -> None:
 
 def check_export(family: type, folder: Path, **changes: Any) -> None:
     """Import → export → import is exact to the bit, and transformers reads the export as the same function."""
-    theirs = oracle(family, **changes)
+    ids = torch.randint(97, (2, 12), generator=torch.Generator().manual_seed(3))
+    export(oracle(family, **changes), folder, ids)
+
+
+def export(
+    theirs: PreTrainedModel, folder: Path, ids: Tensor, source: Tensor | None = None, made: Any = AutoModelForCausalLM
+) -> None:
+    """What `check_export` does, with a model, its inputs, and the class that reads the export."""
     first = sublayer.load(saved(theirs, folder / "theirs"), dtype=torch.float64)
     sublayer.save(first, folder / "ours", layout="hf")
     again = sublayer.load(folder / "ours", dtype=torch.float64)
@@ -278,8 +296,7 @@ def check_export(family: type, folder: Path, **changes: Any) -> None:
     for (name, one), (other_name, other) in zip(first.named_parameters(), again.named_parameters(), strict=True):
         assert name == other_name
         assert torch.equal(one, other), name
-    ids = torch.randint(97, (2, 12), generator=torch.Generator().manual_seed(3))
     with raised():
-        logits = reopened(folder / "ours")(ids, use_cache=False).logits
-        expected = theirs(ids, use_cache=False).logits
+        logits = reopened(folder / "ours", made)(**asked(ids, source)).logits
+        expected = theirs(**asked(ids, source)).logits
     close(logits, expected, "logits of the export")

@@ -11,13 +11,12 @@ from sublayer.errors import UsageError
 from sublayer.inspect import profile as module
 from sublayer.inspect.profile import Profile, cache_at_70b, cache_bytes, profile_step
 from sublayer.nn.sublayer import Model, ModelOp, SublayerOp
+from sublayer.recipes.t5 import TINY as T5_TINY
 from sublayer.train.batch import Batch
 from sublayer.train.language import next_token
 from sublayer.train.loss import Loss
 from sublayer.train.optim import AdamW
 from sublayer.train.recompute import recompute
-from tests.models.t5_like import TINY as T5_TINY
-from tests.models.t5_like import t5_like
 
 LLAMA = recipes.llama(48, 3, 4, 2, hidden=128, vocab=96)
 
@@ -235,7 +234,7 @@ def test_what_fails_leaves_nothing_behind_either() -> None:
 
 
 def test_an_encoder_decoder_is_watched_too() -> None:
-    model = t5_like(**T5_TINY).build(0)
+    model = recipes.t5(**T5_TINY).build(0)
     data = batch(2, 8)
 
     def objective(model: ModelOp, batch: Batch) -> Loss:

@@ -28,7 +28,11 @@ def test_the_sum_is_scaled_tokens_plus_positions_plus_types_then_the_norm() -> N
     x, step = op(IDS, Step(pos=pos, types=types))
     assert op.types is not None
     assert op.norm is not None
-    wanted = 3 * op.tokens.weight[IDS] + op.get_parameter("position.weight")[pos + 2] + op.types.weight[types]
+    wanted = (
+        3 * op.get_parameter("tokens.weight")[IDS]
+        + op.get_parameter("position.weight")[pos + 2]
+        + op.types.weight[types]
+    )
     assert_close(x, op.norm(wanted), rtol=0, atol=1e-12)
     assert step.types is types
 
@@ -44,13 +48,15 @@ def test_sinusoids_are_added_in_the_tables_dtype() -> None:
     x, _ = op(IDS, Step())
     assert x.dtype == torch.bfloat16
     wave = Sinusoidal().table(torch.arange(3)[None], 4, torch.bfloat16)
-    assert torch.equal(x, op.tokens.weight[IDS] + wave)
+    assert torch.equal(x, op.get_parameter("tokens.weight")[IDS] + wave)
 
 
 def test_a_scale_is_rounded_to_the_models_dtype_first() -> None:
     """Gemma multiplies by sqrt(3072) rounded to bfloat16, 55.5, and was trained so."""
     op = drawn(Embed(6, 3072**0.5), dtype=torch.bfloat16)
-    assert torch.equal(op(IDS, Step())[0], (op.tokens.weight[IDS] * torch.tensor(55.5, dtype=torch.bfloat16)))
+    assert torch.equal(
+        op(IDS, Step())[0], (op.get_parameter("tokens.weight")[IDS] * torch.tensor(55.5, dtype=torch.bfloat16))
+    )
 
 
 @pytest.mark.parametrize("bad", [6, -1, 10**12, -(10**12)])
@@ -61,11 +67,11 @@ def test_an_id_outside_the_vocabulary_is_named(bad: int) -> None:
 
 def test_dropout_acts_in_training_only() -> None:
     op = drawn(Embed(6, dropout=0.5), dim=200)
-    assert torch.equal(op(IDS, Step())[0], op.tokens.weight[IDS])
+    assert torch.equal(op(IDS, Step())[0], op.get_parameter("tokens.weight")[IDS])
     op.train()
     x = op(IDS, Step())[0]
     kept = x != 0
-    assert_close(x[kept], 2 * op.tokens.weight[IDS][kept])
+    assert_close(x[kept], 2 * op.get_parameter("tokens.weight")[IDS][kept])
     assert 0.4 < kept.double().mean().item() < 0.6
 
 

@@ -131,6 +131,24 @@ def test_streams_that_an_op_does_not_return_pass_unchanged() -> None:
     assert_close(apply(block, x)[0]["a"], X + 20 * (X + 1))
 
 
+def test_a_trunk_drops_out_what_its_norm_gives_in_training_only() -> None:
+    model = gpt2(**TINY_GPT2).override("decoder.dropout=0.25").build()
+    step, ids = Step(), torch.zeros(20, 50, dtype=torch.long)
+    kept = model.eval()(ids, step, output="hidden")
+    dropped = model.train()(ids, step, output="hidden")
+    assert 0.2 < (dropped == 0).float().mean() < 0.3
+    torch.testing.assert_close(dropped[dropped != 0], (kept / 0.75)[dropped != 0])
+
+
+@torch.no_grad()
+def test_the_stream_stays_within_float16() -> None:
+    """Beyond 65504 is infinity, and its norm NaN; so branches and sums end there, in float16 alone."""
+    sublayer = Sublayer("s", Affine(10.0), post=Affine(0.5, 0.5)).build(4, Context())
+    x = torch.tensor([[[1.0, 20000.0, -60000.0, 10.0]]])
+    assert sublayer(x.half(), Step())[0].tolist() == [[[6.5, 52736.0, -65504.0, 60.5]]]
+    assert sublayer(x, Step())[0].tolist() == [[[6.5, 120000.5, -359999.5, 60.5]]]
+
+
 def test_dropout_acts_after_post_in_training_only() -> None:
     x = torch.ones(1, 1, 2000)
     sublayer = Sublayer("s", Affine(1), post=Affine(1, 1), dropout=0.25).build(2000, Context())

@@ -5,6 +5,8 @@ B batch, L length, D width, V vocabulary.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -42,18 +44,24 @@ class Embed(Part):
 
 
 class EmbedOp(nn.Module):
-    """ids [B, L] int64 → ([B, L, D], step). Raises InputError, on CPU, for ids outside the vocabulary."""
+    """ids [B, L] int64 → ([B, L, D], step). Raises InputError, on CPU, for ids outside the vocabulary.
+
+    An embedding that is shared has no tokens of its own and is handed the other trunk's table [V, D].
+    """
 
     def __init__(self, spec: Embed, dim: int, context: Context) -> None:
         super().__init__()
         self.spec = spec
-        self.tokens = table(spec.vocab, dim)
+        self.tokens = None if context.shared else table(spec.vocab, dim)
         self.position = spec.position.build(dim, context) if spec.position else None
         self.types = table(spec.types, dim) if spec.types else None
         self.norm = spec.norm.build(dim, context) if spec.norm else None
 
-    def forward(self, ids: Tensor, step: Step) -> tuple[Tensor, Step]:
-        x = _look_up(self.tokens, ids, "token id", "vocabulary")
+    def forward(self, ids: Tensor, step: Step, shared: Tensor | None = None) -> tuple[Tensor, Step]:
+        rows = self.tokens if self.tokens is not None else shared
+        if rows is None:
+            raise InputError("the embedding reads the decoder's table: call the whole model, or its encode")
+        x = _look_up(rows, ids, "token id", "vocabulary")
         if self.spec.scale != 1.0:
             # Rounded to x's dtype first, as the published models were trained.
             x = x * torch.tensor(self.spec.scale, dtype=x.dtype, device=x.device)
@@ -68,15 +76,17 @@ class EmbedOp(nn.Module):
         return F.dropout(x, self.spec.dropout, self.training), step
 
 
-def _look_up(rows: nn.Embedding, ids: Tensor, what: str, whole: str) -> Tensor:
+def _look_up(rows: nn.Embedding | Tensor, ids: Tensor, what: str, whole: str) -> Tensor:
     if not isinstance(ids, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"{what}s are a tensor [B, L], got {type(ids).__name__}")
     if ids.dtype not in (torch.int64, torch.int32):
         raise InputError(f"{what}s are int64 or int32, got {ids.dtype}")
+    look_up = partial(F.embedding, weight=rows) if isinstance(rows, Tensor) else rows
     if torch.compiler.is_compiling():
-        return rows(ids)
+        return look_up(ids)
     try:
-        return rows(ids)
+        return look_up(ids)
     except IndexError:
-        bad = ids[(ids < 0) | (ids >= rows.num_embeddings)][0]
-        raise InputError(f"{what} {int(bad)} is outside the {whole} of {rows.num_embeddings}") from None
+        count = len(rows) if isinstance(rows, Tensor) else rows.num_embeddings
+        bad = ids[(ids < 0) | (ids >= count)][0]
+        raise InputError(f"{what} {int(bad)} is outside the {whole} of {count}") from None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..state import State
 from ..step import Step
-from .op import Context, Op, Part
+from .op import Context, Op, Part, bounded
 from .projection import Projection
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
@@ -70,4 +70,4 @@ class FeedForwardOp(Op):
     def forward(self, x: Tensor, step: Step | None = None, state: State | None = None) -> Tensor:
         gate = None if self.gate is None else self.gate(x)
         inner = self.spec.inner(self.up(x), gate)
-        return self.down(F.dropout(inner, self.spec.dropout, self.training))
+        return self.down(F.dropout(bounded(inner), self.spec.dropout, self.training))

@@ -24,6 +24,8 @@ class Init(Spec):
     """Matrices that write into the residual stream: like the others, or divided by the square root of how many
     of their trunk write there, so that the stream's variance does not grow with depth (GPT-2 report, section 2.3);
     or with a standard deviation of their own."""
+    queries: Literal["same", "head_size"] = "same"
+    """Matrices that make queries: like the others, or times H^−1/2, the scale that T5's attention leaves out."""
     embedding: float | None = None
     """Standard deviation of embedding tables; None: as matrices (0.02 where those follow their width)."""
     position: float | None = None
@@ -68,15 +70,18 @@ def initialise(model: nn.Module, init: Init, seed: int) -> None:
     for parameter in model.parameters():
         parameter.view(-1)[:1] = math.nan  # a mark that whoever sets the parameter overwrites
     generator = torch.Generator().manual_seed(seed)
-    writers: dict[int, float] = {}  # standard deviation of each matrix that writes into its trunk's residual stream
+    special: dict[int, float] = {}  # standard deviations of matrices that begin unlike the others
     for trunk in model.children():
         own = [getattr(op, name) for op in trunk.modules() for name in getattr(op, "residual_outputs", ())]
         for writer in own:
             fan_in = writer.shape[-1] if isinstance(writer, nn.Parameter) else writer.in_features
-            writers[id(writer)] = init.writer(fan_in, len(own))
+            special[id(writer)] = init.writer(fan_in, len(own))
+    if init.queries == "head_size":
+        ops = [cast(Any, op) for op in model.modules() if hasattr(op, "head_size") and hasattr(op, "q")]
+        special |= {id(op.q): init.matrix(op.q.in_features) * op.head_size**-0.5 for op in ops}
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            normal(module.weight, writers.get(id(module), init.matrix(module.in_features)), generator)
+            normal(module.weight, special.get(id(module), init.matrix(module.in_features)), generator)
             if module.bias is not None:  # pyright: ignore[reportUnnecessaryComparison]
                 module.bias.zero_()
         elif isinstance(module, nn.Embedding):
@@ -86,7 +91,7 @@ def initialise(model: nn.Module, init: Init, seed: int) -> None:
             for name in getattr(module, "residual_outputs", ()):
                 writer = getattr(module, name)
                 if isinstance(writer, nn.Parameter):
-                    normal(writer, writers[id(writer)], generator)
+                    normal(writer, special[id(writer)], generator)
     for name, parameter in model.named_parameters():
         if parameter.numel() and bool(parameter.view(-1)[0].isnan()):
             owner = model.get_submodule(name.rpartition(".")[0])

@@ -49,6 +49,8 @@ class Context:
     """Rows of the embedding table, where there is one."""
     tied: bool = False
     """Whether the head is handed that table."""
+    shared: bool = False
+    """Whether the trunk's embedding is handed the decoder's table, and has none of its own."""
     rotary: list[tuple[Any, int]] = field(default_factory=list[tuple[Any, int]])
     """The distinct (rotary spec, head size) of one trunk; their tables are computed once a forward pass."""
 
@@ -87,3 +89,11 @@ class Part(Spec):
 def scoped(state: State | None, name: str) -> State | None:
     """The view of a child, where there is a state."""
     return None if state is None else state.at(name)
+
+
+def bounded(x: Tensor) -> Tensor:
+    """x within what float16 can hold, where an overflow would be NaN a layer later; other dtypes as they are.
+
+    T5's feed-forward layers, trained in bfloat16, reach beyond float16's 65504.
+    """
+    return x.clamp(-65504.0, 65504.0) if x.dtype == torch.float16 else x

@@ -18,7 +18,7 @@ from .embed import Embed
 from .geometry import locate, share
 from .head import Head
 from .initialise import Init, initialise
-from .op import Context, Extras, Op, Part, Tree, scoped
+from .op import Context, Extras, Op, Part, Tree, bounded, scoped
 from .position import Learned
 from .rope import Rope
 
@@ -98,6 +98,7 @@ class SublayerOp(nn.Module):
         return self._finish(y, step), extras
 
     def _finish(self, y: Tensor, step: Step) -> Tensor:
+        y = bounded(y)
         if self.post is not None:
             y = self.post(y, step)
         y = F.dropout(y, self.spec.dropout, self.training)
@@ -107,7 +108,7 @@ class SublayerOp(nn.Module):
 
     def _join(self, x: Tensor, y: Tensor, step: Step) -> Tensor:
         if self.spec.skip != 0.0:
-            y = (x if self.spec.skip == 1.0 else self.spec.skip * x) + y
+            y = bounded((x if self.spec.skip == 1.0 else self.spec.skip * x) + y)
         return y if self.after is None else self.after(y, step)
 
 
@@ -177,28 +178,35 @@ class Trunk(Part):
     """After the last block."""
     bias: Part | None = None
     """Score bias shared by all layers (T5 buckets, ALiBi): (query positions, key positions) → Step.bias."""
+    dropout: float = 0.0
+    """Share of the result zeroed while training, after the last norm."""
+
+    def check(self) -> None:
+        self.require(0 <= self.dropout < 1, f"dropout is a share from 0 to below 1, got {self.dropout}")
 
     def build(self, dim: int, context: Context) -> TrunkOp:
         return TrunkOp(self, dim, context)
 
 
 class TrunkOp(nn.Module):
-    """(inputs, step, state) → (x, step, extras)."""
+    """(inputs, step, state) → (x, step, extras); `table` is what a shared embedding reads."""
 
     def __init__(self, spec: Trunk, dim: int, context: Context) -> None:
         super().__init__()
         self.spec = spec
-        context = Context(memory=context.memory)  # rotary tables are numbered for each trunk
+        context = Context(memory=context.memory, shared=context.shared)  # rotary tables are numbered for each trunk
         self.embed = spec.embed.build(dim, context)
         self.blocks = nn.ModuleDict({str(i): block.build(dim, context) for i, block in enumerate(spec.blocks)})
         self.norm = spec.norm.build(dim, context) if spec.norm else None
         self.bias = spec.bias.build(dim, context) if spec.bias else None
         self.rotary = cast("list[tuple[Rope, int]]", context.rotary)
 
-    def forward(self, inputs: Any, step: Step, state: State | None = None) -> tuple[Tree, Step, Extras]:
+    def forward(
+        self, inputs: Any, step: Step, state: State | None = None, table: Tensor | None = None
+    ) -> tuple[Tree, Step, Extras]:
         if isinstance(inputs, Tensor) and not inputs.is_floating_point():  # ids; images and frames are no tokens yet
             step = locate(step, inputs, state)
-        x, step = self.embed(inputs, step)
+        x, step = self.embed(inputs, step) if table is None else self.embed(inputs, step, table)
         stream = next(iter(cast("dict[str, Tensor]", x).values())) if isinstance(x, dict) else cast(Tensor, x)
         if step.shared is None:  # the front end changed lengths or positions
             step = locate(step, stream, state)
@@ -210,6 +218,8 @@ class TrunkOp(nn.Module):
             extras = _sum(extras, more)
         if self.norm is not None:
             x = self.norm(x, step)
+        if self.spec.dropout and self.training:
+            x = _dropped(x, self.spec.dropout)
         return cast(Tree, x), step, extras
 
 
@@ -229,6 +239,8 @@ class Model(Part):
     """What the output answers; None: the model returns hidden vectors."""
     tied: bool = False
     """Whether the head uses the embedding's table as its weight."""
+    shared: bool = False
+    """Whether the encoder embeds its tokens with the decoder's table."""
     init: Init = Init()
     """How a new model begins."""
 
@@ -236,6 +248,12 @@ class Model(Part):
         self.require(self.dim > 0, f"dim must be above 0, got {self.dim}")
         self.require(self.encoder is not None or self.decoder is not None, "a model needs an encoder or a decoder")
         self.require(not self.tied or isinstance(self.embedding, Embed), "tied=True needs a token embedding (Embed)")
+        tables = [trunk.embed.vocab if trunk and isinstance(trunk.embed, Embed) else None
+                  for trunk in (self.encoder, self.decoder)]  # fmt: skip
+        self.require(
+            not self.shared or (None not in tables and tables[0] == tables[1]),
+            "shared=True needs an encoder and a decoder that embed tokens (Embed) of one vocabulary",
+        )
 
     @property
     def embedding(self) -> Part:
@@ -300,7 +318,7 @@ class ModelOp(nn.Module):
     def __init__(self, spec: Model) -> None:
         super().__init__()
         self.spec = spec
-        self.encoder = spec.encoder.build(spec.dim, Context()) if spec.encoder else None
+        self.encoder = spec.encoder.build(spec.dim, Context(shared=spec.shared)) if spec.encoder else None
         self.decoder = spec.decoder.build(spec.dim, Context(memory=spec.dim)) if spec.decoder else None
         self.head = spec.head.build(spec.dim, Context(vocab=spec.vocab, tied=spec.tied)) if spec.head else None
 
@@ -350,7 +368,7 @@ class ModelOp(nn.Module):
         if self.encoder is None:
             raise InputError("the model has no encoder: leave source out")
         inner = Step(segment=step.memory_segment, slots=step.slots, condition=step.condition)
-        memory, inner, extras = self.encoder(source, inner, None)
+        memory, inner, extras = self.encoder(source, inner, None, self._tokens() if self.spec.shared else None)
         found = step.replace(memory=memory, memory_segment=inner.segment, condition=inner.condition)
         return memory, found, extras
 
@@ -381,14 +399,21 @@ class ModelOp(nn.Module):
 
     def table(self) -> Tensor | None:
         """The embedding's table [V, D] where the head is tied to it, else None."""
-        if not self.spec.tied:
-            return None
+        return self._tokens() if self.spec.tied else None
+
+    def _tokens(self) -> Tensor:
         trunk = cast(TrunkOp, self.decoder if self.decoder is not None else self.encoder)
         return cast(Any, trunk.embed).tokens.weight
 
 
 def _with_extras(result: Any) -> tuple[Any, Extras]:
     return cast("tuple[Any, Extras]", result) if isinstance(result, tuple) else (result, {})
+
+
+def _dropped(x: Tree, share: float) -> Tree:
+    if isinstance(x, dict):
+        return {name: F.dropout(leaf, share) for name, leaf in x.items()}
+    return F.dropout(x, share)
 
 
 def _sum(extras: Extras, more: Extras) -> Extras:

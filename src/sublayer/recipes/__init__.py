@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .mixtral import mixtral
     from .rnn import rnn
     from .s4 import s4
+    from .t5 import t5
     from .vit import vit
 
 FAMILIES = (
@@ -44,6 +45,7 @@ FAMILIES = (
     "llama",
     "rnn",
     "s4",
+    "t5",
     "vit",
     "mixtral",
 )
@@ -68,6 +70,7 @@ __all__ = [
     "names_of_sizes",
     "rnn",
     "s4",
+    "t5",
     "to_hf",
     "vit",
 ]
