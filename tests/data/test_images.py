@@ -100,6 +100,16 @@ def test_a_stamp_changes_with_what_is_read(tmp_path: Path) -> None:
     assert images(tmp_path).stamp != first
 
 
+def test_a_part_has_its_own_numbers_and_stamp(source: Images) -> None:
+    part = source.only([7, 2])
+    assert len(part) == 2
+    assert part.labels.tolist() == [3, 2]
+    assert np.array_equal(part.pixels(1)[0], PIXELS[2])
+    assert part.where(0).endswith("image 7")
+    assert len({source.stamp, part.stamp, source.only([2, 7]).stamp}) == 3
+    assert sorted(numbers(ImageBatches(part, 4).at(0))) == [2, 2, 7, 7]
+
+
 # --- folders ---
 
 

@@ -1,6 +1,7 @@
-"""Text corpora: documents read, kept as tokens on disk, packed into rows.
+"""Text corpora: documents read, kept as tokens on disk, packed into rows; and labelled images.
 
-`sublayer.data.batches` is imported by its own name, for it brings torch: reading and tokenizing need none.
+`sublayer.data.batches` and `.images` are imported by their own names, for they bring torch: reading and tokenizing need
+none.
 """
 
 from .readers import Document, Seen, documents, measure

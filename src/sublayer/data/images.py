@@ -9,7 +9,7 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from math import prod
@@ -52,6 +52,17 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def only(self, numbers: Sequence[int] | np.ndarray) -> Images:
+        """These of the images, in this order: a part to train on, a part to judge by."""
+        chosen = np.asarray(numbers, np.int64)
+        return replace(
+            self,
+            labels=self.labels[chosen],
+            stamp=_stamp(self.stamp, chosen.tobytes()),
+            pixels=lambda index: self.pixels(int(chosen[index])),
+            where=lambda index: self.where(int(chosen[index])),
+        )
 
 
 def images(
