@@ -19,6 +19,7 @@ from sublayer.names import Change, Row
 from sublayer.nn import geometry, head, s4
 from sublayer.nn.attend import KERNELS
 from sublayer.nn.attention import AttentionOp
+from sublayer.nn.delta import GatedDeltaOp
 from sublayer.nn.documents import Documents
 from sublayer.nn.linear_attention import LinearAttentionOp
 from sublayer.nn.mask import Layout, Mask
@@ -287,7 +288,7 @@ def says_nothing(forward: Any, op: AttentionOp, x: Tensor, *args: Any) -> Tensor
 
 
 ATTENTION, SCAN, LSTM = (AttentionOp, "_tokens"), (PlainScanOp, "forward"), (PlainWriterOp, "forward")
-S4 = (S4Op, "forward")
+DELTA, S4 = (GatedDeltaOp, "forward"), (S4Op, "forward")
 LINEAR = (LinearAttentionOp, "forward")
 WINDOW = "llama, windows"
 
@@ -332,6 +333,10 @@ BROKEN = (
     Broken("linear attention sums over documents", "linear_transformer", "packing", around(*LINEAR, without_starts),
            where="row 0", unseen=("incremental", "padding")),
     Broken("padding enters linear attention's sums", "linear_transformer", "padding", around(*LINEAR, moved_by_padding),
+           where="left", unseen=("incremental",)),
+    Broken("the delta rule remembers over documents", "qwen3_next", "packing", around(*DELTA, without_starts),
+           where="row 0", unseen=("incremental", "padding")),
+    Broken("padding fades the delta rule's memory", "qwen3_next", "padding", around(*DELTA, moved_by_padding),
            where="left", unseen=("incremental",)),
     Broken("a state space convolves over documents", "s4", "packing", around(*S4, without_starts),
            where="row 0", unseen=("incremental", "padding")),

@@ -31,10 +31,13 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3NextConfig,
 )
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as MODELS
 from transformers.models.auto.modeling_auto import MODEL_MAPPING as BASES
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
 
 import sublayer
 from sublayer.names import expand
@@ -47,6 +50,17 @@ logging.getLogger("transformers").setLevel(logging.ERROR)
 TOLERANCE = 1e-10  # of the largest absolute value of what is compared
 ROUNDING = 1e-13  # of the largest gradient: below it a bias has none, but for rounding
 
+_QWEN3_NEXT: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 8, "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 6,
+    "linear_value_head_dim": 5, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+}  # fmt: skip
+_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "shared_expert_intermediate_size": 16,
+}
 SMALL: dict[type, dict[str, Any]] = {
     GPT2Config: {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
     | dict.fromkeys(("bos_token_id", "eos_token_id"), 0),
@@ -69,6 +83,9 @@ SMALL: dict[type, dict[str, Any]] = {
     MixtralConfig: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
                     "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4,
                     "bos_token_id": 0, "eos_token_id": 0},
+    Qwen3NextConfig: _QWEN3_NEXT | _EXPERTS | {"intermediate_size": 24},
+    Qwen3_5TextConfig: _QWEN3_NEXT | {"intermediate_size": 24},
+    Qwen3_5MoeTextConfig: _QWEN3_NEXT | _EXPERTS,
 }  # fmt: skip
 
 

@@ -57,6 +57,10 @@ PUBLISHED = {
     # by arithmetic: the paper's heads are mixtures of logistics, ours logits
     "linear-transformer-mnist": (6_449_664, 0),
     "linear-transformer-cifar10": (12_767_744, 0),
+    # as transformers' own classes count on meta
+    "qwen3-next-80b-a3b": (79_674_391_296, 24 * KIB),
+    "qwen3.5-9b": (8_953_803_264, 32 * KIB),
+    "qwen3.5-35b-a3b": (34_660_610_688, 20 * KIB),
     # by arithmetic: the paper's 249M have adaptive embeddings of 38M, ours plain ones of 274M
     "s4-wikitext103": (210_028_544 + 1024 * 267_735, 0),
     "pythia-70m": (70_426_624, 12 * KIB),
@@ -111,6 +115,8 @@ PUBLISHED = {
 ACTIVE = {
     "mixtral-8x7b": 12_879_925_248,
     "mixtral-8x22b": 39_152_031_744,
+    "qwen3-next-80b-a3b": 3_874_929_408,
+    "qwen3.5-35b-a3b": 3_454_988_928,
 }  # parameters that a token goes through
 
 

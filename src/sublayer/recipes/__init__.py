@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .linear_transformer import linear_transformer
     from .llama import llama
     from .mixtral import mixtral
+    from .qwen3_5 import qwen3_5
+    from .qwen3_next import qwen3_next
     from .rnn import rnn
     from .s4 import s4
     from .t5 import t5
@@ -43,6 +45,8 @@ FAMILIES = (
     "gpt_neox",
     "linear_transformer",
     "llama",
+    "qwen3_5",
+    "qwen3_next",
     "rnn",
     "s4",
     "t5",
@@ -68,6 +72,8 @@ __all__ = [
     "model",
     "names",
     "names_of_sizes",
+    "qwen3_5",
+    "qwen3_next",
     "rnn",
     "s4",
     "t5",
