@@ -22,6 +22,7 @@ from sublayer.nn.attention import AttentionOp
 from sublayer.nn.delta import GatedDeltaOp
 from sublayer.nn.documents import Documents
 from sublayer.nn.linear_attention import LinearAttentionOp
+from sublayer.nn.mamba import MambaOp
 from sublayer.nn.mask import Layout, Mask
 from sublayer.nn.norm import RMSNormOp
 from sublayer.nn.op import Op
@@ -33,7 +34,6 @@ from sublayer.nn.s4 import S4Op
 from sublayer.recipes import family
 from sublayer.state import Handle, PerMemory, PerSlot, PerToken, State
 from sublayer.step import Place, Step
-from tests.models.mamba_like import PlainScanOp
 from tests.models.seq2seq_like import PlainReaderOp, PlainWriterOp
 
 
@@ -287,7 +287,7 @@ def says_nothing(forward: Any, op: AttentionOp, x: Tensor, *args: Any) -> Tensor
     return x * 0
 
 
-ATTENTION, SCAN, LSTM = (AttentionOp, "_tokens"), (PlainScanOp, "forward"), (PlainWriterOp, "forward")
+ATTENTION, SCAN, LSTM = (AttentionOp, "_tokens"), (MambaOp, "forward"), (PlainWriterOp, "forward")
 DELTA, S4 = (GatedDeltaOp, "forward"), (S4Op, "forward")
 LINEAR = (LinearAttentionOp, "forward")
 WINDOW = "llama, windows"
@@ -311,20 +311,20 @@ BROKEN = (
            around(T5BucketsOp, "forward", queries_from_zero), where="token_by_token"),
     Broken("keys written to the wrong cells", "llama", "incremental", around(Handle, "write", one_cell_off),
            where="chunked", unseen=("kernels",)),
-    Broken("reorder forgets recurrences", "mamba_like", "incremental",
+    Broken("reorder forgets recurrences", "mamba", "incremental",
            around(State, "reorder", only_keys_and_values_move), where="reordered", unseen=("packing", "padding")),
     Broken("reorder the other way round", "gpt2", "incremental", around(State, "reorder", the_other_way),
            where="reordered"),
-    Broken("fork forgets recurrences", "mamba_like", "incremental", around(State, "fork", fork_without(PerSlot)),
+    Broken("fork forgets recurrences", "mamba", "incremental", around(State, "fork", fork_without(PerSlot)),
            where="forked"),
     Broken("fork forgets the memory", "t5", "incremental", around(State, "fork", fork_without(PerMemory)),
            where="forked"),
-    Broken("truncate restores no recurrence", "mamba_like", "incremental",
+    Broken("truncate restores no recurrence", "mamba", "incremental",
            around(State, "truncate", recurrence_not_restored), where="truncated"),
     Broken("a stale slot keeps its NaN", "gpt2", "incremental", around(State, "reset", length_only), where="reset"),
     Broken("cut cells keep their NaN", "llama", "incremental", around(State, "_clear", never_cleared),
            where="truncated"),
-    Broken("no reset where a document starts", "mamba_like", "packing", around(*SCAN, without_starts),
+    Broken("no reset where a document starts", "mamba", "packing", around(*SCAN, without_starts),
            where="row 0", unseen=("incremental", "padding")),
     Broken("a recurrence's kernel reads on where a document starts", "rnn", "packing",
            around(Documents, "of", one_document_a_row), where="row 0", unseen=("incremental", "padding")),
@@ -342,7 +342,7 @@ BROKEN = (
            where="row 0", unseen=("incremental", "padding")),
     Broken("a state space forgets what earlier calls left", "s4", "incremental", around(s4, "_advanced", forgets),
            where="chunked", unseen=("packing",)),
-    Broken("padding moves a recurrence", "mamba_like", "padding", around(*SCAN, moved_by_padding),
+    Broken("padding moves a recurrence", "mamba", "padding", around(*SCAN, moved_by_padding),
            where="left", unseen=("incremental",)),
     Broken("padding is written", "llama", "padding", padding_written, where="slot 3", unseen=("incremental",)),
     Broken("the source's padding is seen", "t5", "padding", around(geometry, "_cross", all_of_the_memory),

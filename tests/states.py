@@ -11,9 +11,8 @@ from sublayer.nn.feed_forward import FeedForward
 from sublayer.nn.norm import RMSNorm
 from sublayer.nn.rope import Rope
 from sublayer.nn.sublayer import Block, Model, ModelOp, Trunk, pre_norm
-from sublayer.recipes import llama
+from sublayer.recipes import llama, mamba
 from sublayer.state import State
-from tests.models.mamba_like import mamba_like
 
 V, SLOTS, CAPACITY = 13, 4, 14
 
@@ -24,7 +23,7 @@ def attention_only() -> ModelOp:
 
 
 def with_recurrence() -> ModelOp:
-    mixer = mamba_like(8, 1, 6, 2, 3, V).find("decoder.blocks.0.mixer")
+    mixer = mamba(8, 1, V, inner=6, state_size=2, kernel=3).find("decoder.blocks.0.mixer")
     block = Block((pre_norm("attn", Attention(2, position=Rope()), RMSNorm()), mixer))
     spec = Model(8, decoder=Trunk(Embed(V), (block,), RMSNorm())).override("init.std=0.5")
     return spec.build(dtype=torch.float64).eval()

@@ -83,6 +83,11 @@ PUBLISHED = {
     "smollm2-135m": (134_515_008, 45 * KIB // 2),
     "mistral-7b": (7_241_732_096, 128 * KIB),
     "qwen2.5-0.5b": (494_032_768, 12 * KIB),
+    "mamba-130m": (129_135_360, 0),
+    "mamba-370m": (371_516_416, 0),
+    "mamba-790m": (793_204_224, 0),
+    "mamba-1.4b": (1_372_178_432, 0),
+    "mamba-2.8b": (2_768_345_600, 0),
     "vit-s16": (22_050_664, 0),
     "vit-b16": (86_567_656, 0),
     "vit-l16": (304_326_632, 0),
@@ -166,7 +171,7 @@ def test_decoding_is_one_graph_of_inductor(name: str) -> None:
     compiled(CASES[name], "inductor")
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mamba_like"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mamba"])
 def test_some_steps_on_real_text_beat_unigrams(name: str) -> None:
     beats_unigrams(CASES[name].spec, steps=120)
 

@@ -102,7 +102,7 @@ def test_a_recurrence_cannot_be_cut_without_its_past() -> None:
     state = State.allocate(made, 2, 8)
     made(torch.tensor([[1, 2, 3]]), None, state)
     for call in (lambda: state.truncate(0, 2), lambda: state.fork(0, 1, 2)):
-        with pytest.raises(StateError, match=r"mixer\.op\.conv is a recurrence, whose past is not kept"):
+        with pytest.raises(StateError, match=r"mixer\.op\.scan is a recurrence, whose past is not kept"):
             call()
 
 

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sublayer.nn.initialise import Init
 from sublayer.nn.sublayer import Model, ModelOp
-from sublayer.recipes import gpt2, llama, t5
+from sublayer.recipes import gpt2, llama, mamba, t5
 from sublayer.recipes.gpt2 import TINY as GPT2_TINY
 from sublayer.recipes.llama import TINY as LLAMA_TINY
+from sublayer.recipes.mamba import TINY as MAMBA_TINY
 from sublayer.recipes.t5 import TINY as T5_TINY
-from tests.models.mamba_like import TINY as MAMBA_TINY
-from tests.models.mamba_like import mamba_like
 from tests.models.seq2seq_like import TINY as SEQ2SEQ_TINY
 from tests.models.seq2seq_like import seq2seq_like
 
@@ -21,7 +21,7 @@ SPECS: dict[str, Model] = {
     "gpt2": gpt2(**{**GPT2_TINY, "vocab": 128, "context": CONTEXT}, tied=False),
     "llama": llama(**LLAMA_TINY),
     "window": llama(**LLAMA_TINY, window=5),
-    "recurrent": mamba_like(**MAMBA_TINY).replace(tied=False),
+    "recurrent": mamba(**MAMBA_TINY, tied=False).replace(init=Init()),
 }
 ENCODER_DECODERS = {"t5": t5(**T5_TINY), "recurrent": seq2seq_like(**SEQ2SEQ_TINY)}
 

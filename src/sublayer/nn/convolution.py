@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..state import Leaf, PerSlot, State
 from ..step import Shared, Step
 from .feed_forward import ACTIVATIONS, Activation
-from .initialise import Init
+from .initialise import Init, uniform
 from .op import Context, Growth, Op, Part
 
 
@@ -59,8 +59,7 @@ class ShortConvolutionOp(Op):
     def initialise(self, generator: torch.Generator, init: Init) -> None:
         """As torch's Conv1d, which the authors' code leaves as it is."""
         for parameter in self.parameters():
-            drawn = torch.rand(parameter.shape, generator=generator) * 2 - 1
-            parameter.copy_(drawn * self.spec.kernel**-0.5)
+            uniform(parameter, self.spec.kernel**-0.5, generator)
 
     def state(self) -> dict[str, Leaf]:
         return {"inputs": PerSlot((self.spec.kernel - 1, len(self.weight)))}

@@ -55,10 +55,15 @@ class RMSNorm(Part):
     plus_one: bool = False
     """Gemma's form: the stored weight is the distance from 1, and is applied before rounding to x's dtype."""
 
+    groups: int = 1
+    """Equal parts of the vector that are each normalised alone (Mamba-2)."""
+
     def check(self) -> None:
         self.require(self.eps >= 0, f"eps must be at least 0, got {self.eps}")
+        self.require(self.groups > 0, f"groups must be above 0, got {self.groups}")
 
     def build(self, dim: int, context: Context) -> RMSNormOp:
+        self.require(dim % self.groups == 0, f"groups={self.groups} do not divide the width {dim}")
         return RMSNormOp(self, dim)
 
 
@@ -74,13 +79,14 @@ class RMSNormOp(Op):
         self.weight.fill_(0 if self.spec.plus_one else 1)
 
     def forward(self, x: Tensor, step: Step | None = None, state: State | None = None) -> Tensor:
-        if x.dtype in (torch.float32, torch.float64):
+        if x.dtype in (torch.float32, torch.float64) and self.spec.groups == 1:
             weight = 1 + self.weight.to(x.dtype) if self.spec.plus_one else self.weight
             if torch.is_grad_enabled() and x.dtype == weight.dtype and not torch.compiler.is_compiling():
                 return cast(Any, _Normed).apply(x, weight, self.spec.eps)
             return F.rms_norm(x, weight.shape, weight, self.spec.eps)
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.spec.eps)
+        wide = x if x.dtype == torch.float64 else x.float()
+        parts = wide.reshape(*wide.shape[:-1], self.spec.groups, -1)
+        wide = (parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + self.spec.eps)).flatten(-2)
         if self.spec.plus_one:
             return (wide * (1 + self.weight.to(wide.dtype))).to(x.dtype)
         return (self.weight * wide.to(x.dtype)).to(x.dtype)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .gpt_neox import gpt_neox
     from .linear_transformer import linear_transformer
     from .llama import llama
+    from .mamba import mamba
     from .mixtral import mixtral
     from .qwen3_5 import qwen3_5
     from .qwen3_next import qwen3_next
@@ -45,6 +46,7 @@ FAMILIES = (
     "gpt_neox",
     "linear_transformer",
     "llama",
+    "mamba",
     "qwen3_5",
     "qwen3_next",
     "rnn",
@@ -68,6 +70,7 @@ __all__ = [
     "gpt_neox",
     "linear_transformer",
     "llama",
+    "mamba",
     "mixtral",
     "model",
     "names",
