@@ -117,6 +117,7 @@ VARIANTS = (
     _variant("llama", "linear rope", rope=Rope(scaling=Linear(2.5))),
     _variant("llama", "YaRN", rope=Rope(scaling=Yarn(4.0, trained_length=8))),
     _variant("llama", "dynamic NTK", length_dependent=True, rope=DYNAMIC),
+    _variant("phi3", "LongRoPE", length_dependent=True, rope=LONG),
     _variant("llama", "LongRoPE", length_dependent=True, rope=LONG),
     _variant("rnn", "Elman", kind="elman"),
     _variant("rnn", "GRU, tied", kind="gru", tied=True),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .llama import llama
     from .mamba import mamba
     from .mixtral import mixtral
+    from .phi3 import phi3
     from .qwen3_5 import qwen3_5
     from .qwen3_next import qwen3_next
     from .rnn import rnn
@@ -47,13 +48,14 @@ FAMILIES = (
     "linear_transformer",
     "llama",
     "mamba",
+    "mixtral",
+    "phi3",
     "qwen3_5",
     "qwen3_next",
     "rnn",
     "s4",
     "t5",
     "vit",
-    "mixtral",
 )
 CONTRACTS = ("parity", "size", "incremental", "packing", "padding", "kernels", "round trip", "compile", "learning")
 
@@ -75,6 +77,7 @@ __all__ = [
     "model",
     "names",
     "names_of_sizes",
+    "phi3",
     "qwen3_5",
     "qwen3_next",
     "rnn",
