@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .llama import llama
     from .mamba import mamba
     from .mixtral import mixtral
+    from .modernbert import modernbert
     from .phi3 import phi3
     from .qwen3_5 import qwen3_5
     from .qwen3_next import qwen3_next
@@ -47,6 +48,7 @@ FAMILIES = (
     "gpt_neox",
     "linear_transformer",
     "llama",
+    "modernbert",
     "mamba",
     "mixtral",
     "phi3",
@@ -75,6 +77,7 @@ __all__ = [
     "mamba",
     "mixtral",
     "model",
+    "modernbert",
     "names",
     "names_of_sizes",
     "phi3",
