@@ -121,6 +121,15 @@ VARIANTS = (
     _variant("llama", "LongRoPE", length_dependent=True, rope=LONG),
     _variant("rnn", "Elman", kind="elman"),
     _variant("rnn", "GRU, tied", kind="gru", tied=True),
+    _variant(
+        "transformer",
+        "pre-norm, two tables",
+        hf=False,
+        norm_first=True,
+        source_vocab=71,
+        sinusoids="interleaved",
+        head_bias=False,
+    ),
     _variant("t5", "1.1", gated=True, activation="gelu_tanh", tied=False),
 )
 

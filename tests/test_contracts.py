@@ -106,6 +106,10 @@ PUBLISHED = {
     "qwen3-32b": (32_762_123_264, 256 * KIB),
     "mixtral-8x7b": (46_702_792_704, 128 * KIB),
     "mixtral-8x22b": (140_620_634_112, 224 * KIB),
+    # By arithmetic, biases included; the paper rounds to 65M and 213M.
+    "transformer-base": (63_082_496, 12 * KIB),
+    "transformer-big": (214_245_376, 24 * KIB),
+    "opus-mt-en-de": (73_944_309, 12 * KIB),
     "t5-small": (60_506_624, 12 * KIB),
     "t5-base": (222_903_552, 36 * KIB),
     "t5-large": (737_668_096, 96 * KIB),

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .rnn import rnn
     from .s4 import s4
     from .t5 import t5
+    from .transformer import transformer
     from .vit import vit
 
 FAMILIES = (
@@ -57,6 +58,7 @@ FAMILIES = (
     "rnn",
     "s4",
     "t5",
+    "transformer",
     "vit",
 )
 CONTRACTS = ("parity", "size", "incremental", "packing", "padding", "kernels", "round trip", "compile", "learning")
@@ -87,6 +89,7 @@ __all__ = [
     "s4",
     "t5",
     "to_hf",
+    "transformer",
     "vit",
 ]
 
