@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
-from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5Config, Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForConditionalGeneration
+from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeConfig, Qwen3_5MoeTextConfig
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeForConditionalGeneration
 
 import sublayer
 from sublayer.errors import SpecError
@@ -13,7 +15,7 @@ from sublayer.recipes import from_hf, qwen3_5, to_hf
 from sublayer.recipes.qwen3_5 import TINY
 from sublayer.recipes.qwen3_next import experts
 from sublayer.step import Step
-from tests.oracle import PADDED, check_export, check_parity, close, oracle, positions, raised, saved
+from tests.oracle import PADDED, SMALL, check_export, check_parity, close, oracle, positions, raised, saved
 
 IDS = torch.randint(97, (2, 12), generator=torch.Generator().manual_seed(1))
 DENSE, MOE = Qwen3_5TextConfig, Qwen3_5MoeTextConfig
@@ -58,6 +60,22 @@ def test_base_class_gives_their_hidden_vectors(family: type, tmp_path) -> None:
     ours = sublayer.load(saved(theirs, tmp_path), dtype=torch.float64)
     with raised():
         close(ours(IDS), theirs(IDS, use_cache=False).last_hidden_state)
+
+
+@pytest.mark.parametrize(
+    ("whole", "made", "text"),
+    [
+        (Qwen3_5Config, Qwen3_5ForConditionalGeneration, DENSE),
+        (Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration, MOE),
+    ],
+)
+def test_of_a_model_that_sees_images_the_language_model_is_read(whole: Any, made: Any, text: type, tmp_path) -> None:
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32,
+              "num_position_embeddings": 16}  # fmt: skip
+    theirs = oracle(whole, made=made, text_config=SMALL[text] | {"rope_parameters": MROPE}, vision_config=vision)
+    ours = sublayer.load(saved(theirs, tmp_path), dtype=torch.float64)
+    with raised():
+        close(ours(IDS), theirs(IDS, use_cache=False).logits)
 
 
 def test_a_model_with_experts_is_written_as_qwen3_next() -> None:

@@ -1,7 +1,8 @@
 """Qwen3.5 (Qwen team 2026), dense and with experts: its language model.
 
 Qwen3-Next's architecture, three layers of the gated delta rule and one of gated attention, with a larger vocabulary
-and another layout of checkpoints. Its rotary positions tell text from images; of text they are plain ones.
+and another layout of checkpoints. The published ones see images too: the parts for that are left unread, and rotary
+positions, which tell time from place in an image, are plain ones of text.
 
 >>> qwen3_5(**SIZES["qwen3.5-9b"]).parameters()
 8953803264
@@ -9,7 +10,7 @@ and another layout of checkpoints. Its rotary positions tell text from images; o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import SpecError
@@ -22,7 +23,6 @@ from .config import Config, without_head
 from .qwen3_next import (
     DELTA,
     FFN,
-    IGNORED,
     IRRELEVANT,
     SHARED_NAMES,
     activation,
@@ -33,8 +33,9 @@ from .qwen3_next import (
     read_experts,
     write,
 )
+from .qwen3_next import IGNORED as IGNORED_BY_BOTH
 
-__all__ = ["EXEMPT", "HF", "IGNORED", "NAMES", "PREFIX", "SIZES", "TINY", "qwen3_5", "to_hf"]
+__all__ = ["EXEMPT", "HF", "IGNORED", "NAMES", "PREFIX", "PREFIXES", "SIZES", "TINY", "qwen3_5", "to_hf"]
 
 qwen3_5 = qwen3_next
 
@@ -63,6 +64,19 @@ NAMES: list[Row] = [
     Row(f"{DELTA}.in_proj_a.weight", of_delta("decay")),
 ]
 PREFIX = "model."
+PREFIXES = ("model.language_model.",)  # in checkpoints that see images too
+_NORMED = ("blocks.{}.norm1", "blocks.{}.norm2", "merger.norm")
+_MAPPED = (
+    "patch_embed.proj",
+    *(f"blocks.{{}}.{name}" for name in ("attn.qkv", "attn.proj", "mlp.linear_fc1", "mlp.linear_fc2")),
+    "merger.linear_fc1",
+    "merger.linear_fc2",
+)
+IGNORED = (
+    *IGNORED_BY_BOTH,
+    "model.visual.pos_embed.weight",
+    *(f"model.visual.{name}.{kind}" for name in (*_NORMED, *_MAPPED) for kind in ("weight", "bias")),
+)
 
 
 def dense_from_hf(values: Mapping[str, Any]) -> Model:
@@ -81,8 +95,21 @@ def moe_from_hf(values: Mapping[str, Any]) -> Model:
 def _read(config: Config, ffn: FFN) -> Model:
     config.fix("attn_output_gate", True)
     model = read(config, _of_text(config.values), ffn)
-    config.done(*IRRELEVANT, "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")  # the predictor is left out
+    config.done(*IRRELEVANT, "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
     return model
+
+
+def _language_model(read: Callable[[Mapping[str, Any]], Model]) -> Callable[[Mapping[str, Any]], Model]:
+    """The reader of a class that sees images too: its text_config is that of the language model."""
+
+    def text(values: Mapping[str, Any]) -> Model:
+        config = Config(values)
+        inner = config.table("text_config")
+        config.done("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+                    "tie_word_embeddings")  # fmt: skip
+        return read(inner | {"tie_word_embeddings": config("tie_word_embeddings", inner.get("tie_word_embeddings"))})
+
+    return text
 
 
 def _of_text(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,6 +134,8 @@ def to_hf(model: Model) -> dict[str, Any]:
 HF = {
     "Qwen3_5ForCausalLM": dense_from_hf,
     "Qwen3_5MoeForCausalLM": moe_from_hf,
+    "Qwen3_5ForConditionalGeneration": _language_model(dense_from_hf),
+    "Qwen3_5MoeForConditionalGeneration": _language_model(moe_from_hf),
     "Qwen3_5TextModel": without_head(dense_from_hf),
     "Qwen3_5MoeTextModel": without_head(moe_from_hf),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,20 +33,17 @@ def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.
         raise UsageError(f"dtype={dtype!r}: expected a floating-point dtype, such as torch.float32")
     folder = Path(path)
     spec, family = read_spec(folder)
-    prefix, ignored, tied = (family.PREFIX, family.IGNORED, ()) if family else ("", (), ())
+    ignored: tuple[str, ...] = family.IGNORED if family else ()
     with Checkpoint.open(folder, getattr(family, "FILE", "model")) as files:
+        spell = _spelling(family, files)
         if family is not None:
-            spec, tied = _settle_tying(spec, family, files)
+            spec, tied = _settle_tying(spec, family, files, spell)
+            ignored = (*ignored, *map(spell, ignored), *tied)
         bare = spec.empty(device="meta")
         shapes = {name: parameter.shape for name, parameter in bare.named_parameters()}
         rows = expand(names(family, spec), bare) if family is not None else [Row(name, name) for name in shapes]
-        if prefix and not any(name.startswith(prefix) for name in files.names):
-            rows = [Row(tuple(n.removeprefix(prefix) for n in r.their_names), r.ours, r.change) for r in rows]
-            ignored = tuple(name.removeprefix(prefix) for name in ignored)
-        for name, old in getattr(family, "RENAMED", ()):
-            if any(theirs.endswith(old) for theirs in files.names):
-                rows = [Row(tuple(_renamed(n, name, old) for n in r.their_names), r.ours, r.change) for r in rows]
-        _check_names(files, rows, (*ignored, *tied))
+        rows = [Row(tuple(map(spell, row.their_names)), row.ours, row.change) for row in rows]
+        _check_names(files, rows, ignored)
         for row in rows:
             _check_shapes(row, files, shapes)
         model = spec.empty(device=device, dtype=dtype)  # only now: a file that does not fit costs no memory
@@ -179,15 +176,16 @@ def _files(folder: Path, stem: str) -> list[Path]:
     raise WeightsError(f"{folder}: no {stem}.safetensors and no {stem}.safetensors.index.json")
 
 
-def _settle_tying(spec: Model, family: Any, files: Checkpoint) -> tuple[Model, tuple[str, ...]]:
+def _settle_tying(
+    spec: Model, family: Any, files: Checkpoint, spell: Callable[[str], str]
+) -> tuple[Model, tuple[str, ...]]:
     """(spec, names of tensors not read): a head stored beside a tied embedding is kept where it differs, for the
     weights win over the config's flag."""
-    theirs = {row.our_names[0]: row.their_names[0] for row in names(family, spec)}
+    theirs = {row.our_names[0]: spell(row.their_names[0]) for row in names(family, spec)}
     head = theirs.get("head.weight")
     if not spec.tied or head is None or head not in files.names:
         return spec, ()
     table = theirs[f"{'decoder' if spec.decoder else 'encoder'}.embed.tokens.weight"]
-    table = table if table in files.names else table.removeprefix(family.PREFIX)
     if table not in files.names:
         return spec, (head,)
     one, other = files.read(head), files.read(table)
@@ -198,8 +196,22 @@ def _settle_tying(spec: Model, family: Any, files: Checkpoint) -> tuple[Model, t
     return spec.replace(tied=False), ()
 
 
-def _renamed(name: str, new: str, old: str) -> str:
-    return name.removesuffix(new) + old if name.endswith(new) else name
+def _spelling(family: Any, files: Checkpoint) -> Callable[[str], str]:
+    """From a name in a family's table to the one in the files: those of a base class lack its PREFIX, those of a model
+    of several parts have one of PREFIXES in its place, and older ones RENAMED ends."""
+    prefix, others = getattr(family, "PREFIX", ""), getattr(family, "PREFIXES", ())
+    found = next((p for p in (*others, prefix) if any(name.startswith(p) for name in files.names)), "")
+    ends = [
+        (new, old) for new, old in getattr(family, "RENAMED", ()) if any(name.endswith(old) for name in files.names)
+    ]
+
+    def spell(name: str) -> str:
+        name = found + name.removeprefix(prefix) if name.startswith(prefix) else name
+        for new, old in ends:
+            name = name.removesuffix(new) + old if name.endswith(new) else name
+        return name
+
+    return spell
 
 
 def _check_names(files: Checkpoint, rows: list[Row], ignored: Iterable[str]) -> None:
