@@ -35,7 +35,7 @@ SPEC = tiny()
 KEYS = {
     "Alibi": "heads",
     "Attention": "heads kv_heads head_size causal window keep_first cross position qk_norm softcap sinks scale bias "
-    "out_bias dropout",
+    "out_bias dropout qk_norm_joint",
     "Block": "sublayers parallel pre",
     "DynamicNtk": "factor trained_length",
     "Embed": "vocab scale position types norm dropout",

@@ -44,6 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Shaw": {"heads": 2, "position": Shaw(2)},
     "Shaw, keys only": {"heads": 2, "position": Shaw(2, values=False)},
     "qk norm": {"heads": 2, "qk_norm": RMSNorm(0.1), "position": Rope(100.0)},
+    "joint qk norm": {"heads": 4, "kv_heads": 2, "qk_norm": RMSNorm(0.1), "qk_norm_joint": True, "bias": True},
     "softcap": {"heads": 2, "softcap": 1.5},
     "sinks": {"heads": 2, "sinks": True},
     "scale": {"heads": 2, "scale": 0.9},
@@ -83,8 +84,10 @@ def plain(op: AttentionOp, x: Tensor, prefix: int = 0) -> Tensor:
     kv_heads, H = spec.kv_heads or spec.heads, op.head_size
 
     def heads(layer: nn.Linear, count: int, norm: nn.Module | None = None) -> Tensor:
-        y = (x @ layer.weight.t() + (0 if layer.bias is None else layer.bias)).view(length, count, H)
-        return y if norm is None else norm(y)
+        y = x @ layer.weight.t() + (0 if layer.bias is None else layer.bias)
+        if norm is not None:
+            y = norm(y) if spec.qk_norm_joint else norm(y.view(length, count, H))
+        return y.view(length, count, H)
 
     q, k, v = heads(op.q, spec.heads, op.q_norm), heads(op.k, kv_heads, op.k_norm), heads(op.v, kv_heads)
     if isinstance(spec.position, Rope):
@@ -279,6 +282,7 @@ def test_a_kernel_asked_for_is_the_one_that_runs(kernel, monkeypatch) -> None:
         ({"heads": 2, "softcap": 0.0}, "softcap must be above 0"),
         ({"heads": 2, "cross": True, "window": 3}, "cross-attention has no window"),
         ({"heads": 2, "dropout": 1.0}, "dropout is a share"),
+        ({"heads": 2, "qk_norm_joint": True}, "qk_norm_joint says how qk_norm is"),
     ],
 )
 def test_what_describes_no_attention_is_refused(options: dict, message: str) -> None:

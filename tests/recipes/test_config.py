@@ -12,6 +12,7 @@ from tests.recipes.test_gemma import config as gemma
 from tests.recipes.test_gpt2 import CONFIG as GPT2
 from tests.recipes.test_gpt_neox import CONFIG as GPT_NEOX
 from tests.recipes.test_llama import config
+from tests.recipes.test_olmo2 import CONFIG as OLMO2
 from tests.recipes.test_phi3 import CONFIG as PHI3
 
 CONFIGS = {
@@ -19,6 +20,7 @@ CONFIGS = {
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,
     **{name.lower(): config(name) for name in ("Llama", "Mistral")},
+    "olmo2": OLMO2,
     "phi3": PHI3,
     "qwen2": config("Qwen2", use_sliding_window=True),
     "qwen3": config("Qwen3", use_sliding_window=True, head_dim=8),

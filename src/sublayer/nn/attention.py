@@ -48,7 +48,7 @@ class Attention(Part):
     position: Rope | Shaw | None = None
     """Rotary or relative positions inside the scores."""
     qk_norm: Part | None = None
-    """A norm over H on queries and on keys, before positions."""
+    """A norm on queries and on keys, before positions: over each head's H."""
     softcap: float | None = None
     """c in c · tanh(scores / c); None: no cap."""
     sinks: bool = False
@@ -63,6 +63,8 @@ class Attention(Part):
     """Whether what the heads give is multiplied by sigmoid(gate(x)) before the output projection (arXiv 2505.06708)."""
     dropout: float = 0.0
     """Share of attention weights zeroed while training."""
+    qk_norm_joint: bool = False
+    """Whether qk_norm is over all heads together (OLMo 2), with a weight for each of their dims."""
 
     def check(self) -> None:
         kv_heads = self.heads if self.kv_heads is None else self.kv_heads
@@ -76,6 +78,7 @@ class Attention(Part):
             self.window is None or self.window > 0, f"window={self.window} hides everything; use None for no window"
         )
         self.require(self.keep_first >= 0, f"keep_first={self.keep_first}: give the number of first keys to keep, or 0")
+        self.require(not self.qk_norm_joint or self.qk_norm is not None, "qk_norm_joint says how qk_norm is; give one")
         self.require(self.softcap is None or self.softcap > 0, f"softcap must be above 0, got {self.softcap}")
         self.require(not (self.cross and self.window), "cross-attention has no window: memory has no query position")
         self.require(
@@ -116,8 +119,8 @@ class AttentionOp(Op):
         out_bias = spec.bias if spec.out_bias is None else spec.out_bias
         self.out = Projection(spec.heads * self.head_size, dim, out_bias)
         self.gate = Projection(dim, spec.heads * self.head_size, spec.bias) if spec.gated else None
-        self.q_norm = spec.qk_norm.build(self.head_size, context) if spec.qk_norm else None
-        self.k_norm = spec.qk_norm.build(self.head_size, context) if spec.qk_norm else None
+        self.q_norm = self._norm(self.q.out_features, context)
+        self.k_norm = self._norm(self.k.out_features, context)
         self.sink_logits = nn.Parameter(torch.empty(spec.heads)) if spec.sinks else None
         self.rope = spec.position if isinstance(spec.position, Rope) else None
         if self.rope is not None:
@@ -169,9 +172,16 @@ class AttentionOp(Op):
         y = y.transpose(1, 2).flatten(2)
         return self.out(y if self.gate is None else y * self.gate(x).sigmoid())
 
+    def _norm(self, width: int, context: Context) -> nn.Module | None:
+        if self.spec.qk_norm is None:
+            return None
+        return self.spec.qk_norm.build(width if self.spec.qk_norm_joint else self.head_size, context)
+
     def _split(self, projection: Projection, x: Tensor, norm: nn.Module | None = None) -> Tensor:
-        # -1: under tensor parallelism a shard holds fewer heads.
-        heads = projection(x).unflatten(-1, (-1, self.head_size))
+        y = projection(x)
+        if norm is not None and self.spec.qk_norm_joint:
+            y, norm = norm(y), None
+        heads = y.unflatten(-1, (-1, self.head_size))  # -1: under tensor parallelism a shard holds fewer heads
         return heads if norm is None else norm(heads)
 
     def _rotate(self, heads: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .mamba import mamba
     from .mixtral import mixtral
     from .modernbert import modernbert
+    from .olmo2 import olmo2
     from .phi3 import phi3
     from .qwen3_5 import qwen3_5
     from .qwen3_next import qwen3_next
@@ -49,9 +50,10 @@ FAMILIES = (
     "gpt_neox",
     "linear_transformer",
     "llama",
-    "modernbert",
     "mamba",
     "mixtral",
+    "modernbert",
+    "olmo2",
     "phi3",
     "qwen3_5",
     "qwen3_next",
@@ -82,6 +84,7 @@ __all__ = [
     "modernbert",
     "names",
     "names_of_sizes",
+    "olmo2",
     "phi3",
     "qwen3_5",
     "qwen3_next",
