@@ -1,6 +1,7 @@
 """The gated delta rule against the written recurrence, token by token in fp64."""
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -139,3 +140,16 @@ def test_the_memory_is_kept_in_fp32_in_a_model_of_half_precision() -> None:
 def test_sizes_that_do_not_fit_are_refused(options: dict) -> None:
     with pytest.raises(SpecError, match="heads|eps|size"):
         model(**options)
+
+
+def test_under_autocast_the_memory_is_still_computed_in_fp32() -> None:
+    built = model().float()
+    seen: list[Any] = []
+
+    def look(*args: Any) -> Any:
+        seen.append((torch.is_autocast_enabled("cpu"), *{x.dtype for x in args[:5]}))
+        return gated_delta(*args)
+
+    with patch.object(delta, "gated_delta", look), torch.autocast("cpu", torch.bfloat16):
+        built(ids(5)[None])
+    assert seen == [(False, torch.float32)]

@@ -1,6 +1,7 @@
 """Linear attention against the written formula, O(n²), document by document in fp64."""
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -162,3 +163,17 @@ def test_what_sees_both_ways_cannot_be_continued() -> None:
 def test_sizes_that_do_not_fit_are_refused(options: dict) -> None:
     with pytest.raises(SpecError, match="heads|eps|head_size"):
         Model(D, decoder=Trunk(Embed(V), (Block((Sublayer("a", LinearAttention(**options)),)),))).build()
+
+
+def test_under_autocast_sums_are_still_computed_in_fp32() -> None:
+    built = model().float()
+    seen: list[Any] = []
+
+    def look(*args: Any) -> Any:
+        seen.append((torch.is_autocast_enabled("cpu"), *{x.dtype for x in args[:3]}))
+        return plain(*args)
+
+    plain = linear_attention.causal
+    with patch.object(linear_attention, "causal", look), torch.autocast("cpu", torch.bfloat16):
+        built(ids(5)[None])
+    assert seen == [(False, torch.float32)]

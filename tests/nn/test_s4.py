@@ -1,6 +1,7 @@
 """State spaces against dense matrices, scipy's discretisation, and the paper's algorithm for the kernel."""
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -204,3 +205,12 @@ def test_a_kernel_of_the_usual_size_is_right_in_fp32() -> None:
 def test_what_does_not_fit_together_is_refused(options: dict) -> None:
     with pytest.raises(SpecError, match="size|step|structure|low rank"):
         S4(**options)
+
+
+def test_under_autocast_answers_are_still_computed_in_fp32() -> None:
+    layer = op(model().float())
+    u = torch.randn(1, 50, D, generator=torch.Generator().manual_seed(4))
+    with torch.no_grad(), patch.object(layer, "out", torch.nn.ZeroPad1d((0, D))):
+        expected = layer(u, Step())
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(layer(u, Step()), expected)

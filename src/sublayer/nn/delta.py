@@ -109,7 +109,8 @@ class GatedDeltaOp(Op):
             k, v = only(k, real[..., None]), only(v, real[..., None])
             beta, fade = only(beta, real), only(fade, real)
         memory = None if state is None else state["memory"].read(step).to(dtype)
-        y, memory = gated_delta(q, k, v, fade, beta, step, memory)
+        with torch.autocast(x.device.type, enabled=False):  # what is kept over a document keeps its digits
+            y, memory = gated_delta(q, k, v, fade, beta, step, memory)
         if state is not None:
             state["memory"].write(memory, step)
         y = self.norm(y.transpose(1, 2).to(x.dtype))

@@ -110,22 +110,25 @@ class LinearAttentionOp(Op):
             projection(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2).to(dtype)
             for projection in (self.q, self.k, self.v)
         )
+        with torch.autocast(x.device.type, enabled=False):  # sums over a document keep their digits
+            y = self._attend(q, k, F.pad(v, (0, 1), value=1.0), step, state)  # the last column sums the weights
+            y = y[..., :-1] / (y[..., -1:] + self.spec.eps)
+        return self.out(y.to(x.dtype).transpose(1, 2).flatten(2))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, step: Step, state: State | None) -> Tensor:
         q, k = self._features(q, query=True), self._features(k, query=False)
-        v = F.pad(v, (0, 1), value=1.0)  # the last column sums the weights
         if step.segment is not None:
             real = (step.segment != 0)[:, None, :, None]
             k, v = only(k, real), only(v, real)
-        if self.spec.causal:
-            sums = None if state is None else state["sums"].read(step).to(dtype)
-            y, sums = causal(q, k, v, step, sums)
+        if not self.spec.causal:
             if state is not None:
-                state["sums"].write(sums, step)
-        elif state is not None:
-            raise StateError("attention that sees both ways cannot be continued: call the model without a state")
-        else:
-            y = both_ways(q, k, v, step)
-        y = y[..., :-1] / (y[..., -1:] + self.spec.eps)
-        return self.out(y.to(x.dtype).transpose(1, 2).flatten(2))
+                raise StateError("attention that sees both ways cannot be continued: call the model without a state")
+            return both_ways(q, k, v, step)
+        sums = None if state is None else state["sums"].read(step).to(q.dtype)
+        y, sums = causal(q, k, v, step, sums)
+        if state is not None:
+            state["sums"].write(sums, step)
+        return y
 
     def _features(self, x: Tensor, query: bool) -> Tensor:
         if isinstance(self.spec.features, RandomFeatures):

@@ -99,8 +99,14 @@ class S4Op(Op):
 
     def forward(self, x: Tensor, step: Step, state: State | None = None) -> Tensor:
         dtype = wide(x.dtype)
-        u, system = x.to(dtype), self.system(dtype)
-        past = None if state is None else state["x"].read(step).to(dtype)
+        u = x.to(dtype)
+        with torch.autocast(x.device.type, enabled=False):  # powers of Ā keep their digits
+            y = F.gelu(self._answers(u, step, state) + self.skip.to(dtype) * u)
+        return F.glu(self.out(y.to(x.dtype)), -1)
+
+    def _answers(self, u: Tensor, step: Step, state: State | None) -> Tensor:
+        system = self.system(u.dtype)
+        past = None if state is None else state["x"].read(step).to(u.dtype)
         if past is not None and u.shape[1] == 1:
             y, now = system.move(past, u[:, 0])
             if step.segment is not None:
@@ -112,8 +118,7 @@ class S4Op(Op):
             y, now = _by_document(system, u, past, step)
         if state is not None and now is not None:
             state["x"].write(now, step)
-        y = F.gelu(y + self.skip.to(dtype) * u)
-        return F.glu(self.out(y.to(x.dtype)), -1)
+        return y
 
     def system(self, dtype: torch.dtype) -> System:
         """The recurrence in discrete time."""
