@@ -31,12 +31,16 @@ def ssd(
     size = min(CHUNK, L)
     x, dt, b, c = (_chunks(t, size) for t in (x, dt, b, c))
     inputs = x * dt[..., None]
-    log_decay = (dt * a).double().cumsum(2)  # [B, U, C, H], since the chunk began
     document = None if starts is None else _chunks(starts, size).long().cumsum(2)  # [B, U, C], in the chunk
+    seen = torch.ones(size, size, dtype=torch.bool, device=x.device).tril()
+    if document is not None:
+        seen = seen & (document[..., None] == document[:, :, None])
+    # [B, U, C, H]: since the chunk began, or the document; a running sum would join the gradients of documents.
+    log_decay = seen.double() @ (dt * a).double()
 
     # What a token hears of its own chunk.
     weights = (_by_group(c) @ _by_group(b).mT).repeat_interleave(H // G, 2)  # [B, U, H, C, C]
-    weights = weights * _decays_between(log_decay, document).to(x.dtype)
+    weights = weights * _decays_between(log_decay, seen).to(x.dtype)
     y = (weights @ inputs.transpose(2, 3)).transpose(2, 3)  # [B, U, C, H, P]
 
     # What each chunk leaves, and what is left of the chunks before it.
@@ -73,14 +77,11 @@ def _by_group(x: Tensor) -> Tensor:
     return x.transpose(2, 3)
 
 
-def _decays_between(log_decay: Tensor, document: Tensor | None) -> Tensor:
+def _decays_between(log_decay: Tensor, seen: Tensor) -> Tensor:
     """[B, U, H, C, C]: what is left at a token of each earlier one's input; 0 for later ones and other documents'."""
     sums = log_decay.transpose(2, 3)
-    size = sums.shape[-1]
-    seen = torch.ones(size, size, dtype=torch.bool, device=sums.device).tril()
-    if document is not None:
-        seen = (seen & (document[..., None] == document[:, :, None]))[:, :, None]
-    return (sums[..., None] - sums[..., None, :]).masked_fill(~seen, -torch.inf).exp()
+    between = sums[..., None] - sums[..., None, :]
+    return between.masked_fill(~seen.unsqueeze(-3), -torch.inf).exp()
 
 
 def _one_token(

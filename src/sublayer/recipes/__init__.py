@@ -20,6 +20,7 @@ from ..names import Row
 from ..nn.sublayer import Model
 
 if TYPE_CHECKING:
+    from .bamba import bamba
     from .bert import bert
     from .dinov2 import dinov2
     from .dit import dit
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .linear_transformer import linear_transformer
     from .llama import llama
     from .mamba import mamba
+    from .mamba2 import mamba2
     from .mixtral import mixtral
     from .modernbert import modernbert
     from .olmo2 import olmo2
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from .vit import vit
 
 FAMILIES = (
+    "bamba",
     "bert",
     "dinov2",
     "dit",
@@ -51,6 +54,7 @@ FAMILIES = (
     "linear_transformer",
     "llama",
     "mamba",
+    "mamba2",
     "mixtral",
     "modernbert",
     "olmo2",
@@ -68,6 +72,7 @@ CONTRACTS = ("parity", "size", "incremental", "packing", "padding", "kernels", "
 __all__ = [
     "CONTRACTS",
     "FAMILIES",
+    "bamba",
     "bert",
     "dinov2",
     "dit",
@@ -79,6 +84,7 @@ __all__ = [
     "linear_transformer",
     "llama",
     "mamba",
+    "mamba2",
     "mixtral",
     "model",
     "modernbert",

@@ -93,7 +93,7 @@ def from_hf(values: Mapping[str, Any]) -> Model:
     config = Config(values)
     dim = config.count("hidden_size")
     rank = None if config("time_step_rank", "auto") == "auto" else config.count("time_step_rank")
-    inner = int(config("expand", 2) * dim)
+    inner = int(config.number("expand", 2) * dim)
     config.fix("intermediate_size", inner)
     config.fix("rms_norm", True)
     config.fix("ssm_cfg", {})
