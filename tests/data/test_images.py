@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from sublayer.data import images as module
 from sublayer.data.images import Augment, ImageBatches, Images, idx, image_folder, images, whole
 from sublayer.errors import InputError, SpecError, UsageError
+from sublayer.recipes import vit
 from tests.assets import debian
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (10, 5, 6), np.uint8)
@@ -168,6 +170,12 @@ def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(tmp_path, m
         images(tmp_path, size=4).pixels(0)
 
 
+def test_deeper_pixels_are_refused_and_not_made_white(tmp_path: Path) -> None:
+    Image.fromarray(np.full((8, 8), 3000, np.uint16)).save(drawn(tmp_path) / "train" / "cat" / "0.png")
+    with pytest.raises(InputError, match="0.png: pixels of the kind I;16 do not fit into 8 bits"):
+        images(tmp_path, size=4).pixels(0)
+
+
 def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"no train images: neither train-images-idx3-ubyte"):
         images(tmp_path)
@@ -272,6 +280,28 @@ def test_a_shift_moves_by_at_most_so_many_pixels_and_a_flip_mirrors_half(source:
     assert Augment()(pixels, 0, 0, 0) is pixels
     with pytest.raises(SpecError, match="shift must not be below 0"):
         Augment(-1)
+
+
+@pytest.mark.assets
+def test_a_small_vit_learns_fashion_mnist() -> None:
+    """200 steps of 128 images, half a minute on one core."""
+    folder = debian("dataset-fashion-mnist") / "usr/share/datasets/fashion-mnist"
+    train, test = images(folder), images(folder, "test").only(range(2000))
+    model = vit(64, 3, 4, 10, 28, 7, channels=1).build(seed=1)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, 200, pct_start=0.1, cycle_momentum=False)
+    batches = ImageBatches(train, 128, seed=1, augment=Augment(1))
+    for step in range(200):
+        batch = batches.at(step)
+        loss = F.cross_entropy(model(batch.images)[:, 0], batch.labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    with torch.no_grad():
+        hits = [model(batch.images)[:, 0].argmax(-1) == batch.labels for batch in whole(test, 500)]
+    accuracy = float(torch.cat(hits).float().mean())
+    assert accuracy > 0.75, accuracy
 
 
 @pytest.mark.assets

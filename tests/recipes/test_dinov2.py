@@ -147,7 +147,7 @@ def test_the_published_small_model_answers_as_onnxruntime_does(tmp_path) -> None
         if node.op_type == "MatMul" and node.input[1] in stored:
             module = node.output[0].removeprefix("/backbone/").removesuffix("/MatMul_output_0").replace("/", ".")
             tensors[f"{module}.weight"] = stored[node.input[1]].t().contiguous()
-    shapes = {(1, 1, 384): "own", (1, 1369, 384): "places"}
+    shapes: dict[tuple[int, ...], str] = {(1, 1, 384): "own", (1, 1369, 384): "places"}
     grid = {shapes[tuple(v.shape)]: v for k, v in stored.items() if k.startswith("onnx::") and tuple(v.shape) in shapes}
     tensors["embeddings.position_embeddings"] = torch.cat([grid["own"], grid["places"]], 1)
     save_file(tensors, tmp_path / "model.safetensors")

@@ -26,6 +26,7 @@ from .batches import permuted
 
 MAX_BYTES = 2**33  # of the pixels of an IDX file
 MAX_PIXELS = 2**26  # of one image in a folder, before it is made small
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV")  # of 8 bits a channel
 SUFFIXES = (".png", ".jpg", ".jpeg")
 SPLITS = {"train": ("train",), "test": ("t10k", "test", "val")}
 CHUNK = 2**20
@@ -315,6 +316,8 @@ def _decoder(size: int, channels: int) -> Callable[[Path], np.ndarray]:
             with Image.open(path) as file:
                 if prod(file.size) > MAX_PIXELS:
                     raise InputError(f"{path}: {file.size[0]} × {file.size[1]} pixels, more than {MAX_PIXELS}")
+                if file.mode not in MODES:
+                    raise InputError(f"{path}: pixels of the kind {file.mode} do not fit into 8 bits: convert them")
                 image: Any = ImageOps.exif_transpose(file).convert("RGB" if channels == 3 else "L")
             square = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:

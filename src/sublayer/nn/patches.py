@@ -145,7 +145,7 @@ class PatchesOp(nn.Module):
         return images, hidden
 
     def _positions(self, rows: int, columns: int, x: Tensor) -> Tensor:
-        """[class + P, D] in x's dtype: what is added to the class token and to the patches."""
+        """[class + P, D] in the weights' dtype: what is added to the class token and to the patches."""
         kind, grid = self.spec.position, self.spec.grid
         if isinstance(kind, Sinusoidal):
             return self._sines(kind, rows, columns, x)
@@ -158,14 +158,14 @@ class PatchesOp(nn.Module):
         wide = wide if wide.dtype == torch.float64 else wide.float()  # narrow types would shift the places
         antialias = isinstance(kind, Grid) and kind.antialias
         wide = F.interpolate(wide, (rows, columns), mode="bicubic", align_corners=False, antialias=antialias)
-        return torch.cat([own, wide[0].flatten(1).t().to(x.dtype)])
+        return torch.cat([own, wide[0].flatten(1).t().to(self.position.dtype)])
 
     def _sines(self, kind: Sinusoidal, rows: int, columns: int, x: Tensor) -> Tensor:
         dim = len(self.bias)
         precise = torch.float32 if x.device.type == "mps" else torch.float64  # MPS has no fp64
         # The places of a larger or smaller image lie within the range of the trained ones.
         y, z = (
-            kind.table(torch.arange(count, dtype=precise, device=x.device) * (own / count), dim // 2, x.dtype)
+            kind.table(torch.arange(count, dtype=precise, device=x.device) * (own / count), dim // 2, self.weight.dtype)
             for count, own in zip((rows, columns), self.spec.grid, strict=True)
         )
         places = torch.cat([z.expand(rows, -1, -1), y[:, None].expand(-1, columns, -1)], -1).flatten(0, 1)

@@ -41,14 +41,17 @@ def vit(
     qkv_bias: bool = True,
     dropout: float = 0.0,
 ) -> Model:
-    """The architecture; hidden None is 4 · dim, image and patch are sides in pixels, or (height, width)."""
+    """The architecture; hidden None is 4 · dim, image and patch are sides in pixels, or (height, width).
+
+    Initialised near the authors' code: matrices by their width, class token and positions at 0.02.
+    """
     norm = LayerNorm(eps)
     attention = Attention(heads, causal=False, bias=qkv_bias, out_bias=True)
     ffn = FeedForward(hidden or 4 * dim, activation, bias=True)
     block = Block((pre_norm("attn", attention, norm, dropout), pre_norm("ffn", ffn, norm, dropout)))
     embed = Patches(sides(image), sides(patch), channels, class_token=True, position=Grid(), dropout=dropout)
     head = Classifier(classes, pool="first")
-    return Model(dim, encoder=Trunk(embed, repeat(block, layers), norm), head=head, init=Init(0.02))
+    return Model(dim, encoder=Trunk(embed, repeat(block, layers), norm), head=head, init=Init("fan_in"))
 
 
 def sides(size: Any) -> Any:
