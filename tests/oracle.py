@@ -25,6 +25,7 @@ from transformers import (
     GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -33,6 +34,7 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     Qwen3NextConfig,
 )
 from transformers.core_model_loading import revert_weight_conversion
@@ -92,6 +94,12 @@ SMALL: dict[type, dict[str, Any]] = {
     Qwen3NextConfig: _QWEN3_NEXT | _EXPERTS | {"intermediate_size": 24},
     Qwen3_5TextConfig: _QWEN3_NEXT | {"intermediate_size": 24},
     Qwen3_5MoeTextConfig: _QWEN3_NEXT | _EXPERTS,
+    Qwen3MoeConfig: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16,
+                     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+                     "num_experts": 4, "num_experts_per_tok": 2},
+    GptOssConfig: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 2,
+                   "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4,
+                   "num_experts_per_tok": 2, "sliding_window": 5},
 }  # fmt: skip
 
 

@@ -20,7 +20,8 @@ from sublayer.nn.norm import RMSNorm
 from sublayer.nn.op import Context
 from sublayer.nn.sublayer import Block, Model, ModelOp, Trunk, pre_norm
 from sublayer.step import Shared, Step
-from sublayer.train.objectives import Batch, next_token
+from sublayer.train.language import next_token
+from sublayer.train.objectives import Batch
 from sublayer.train.optim import kinds
 from sublayer.train.recompute import recompute
 
@@ -49,8 +50,16 @@ def tokens(*shape: int, dim: int = 8, seed: int = 1) -> Tensor:
     return torch.randn(*shape, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def of(result: Any) -> Tensor:
-    return result[0] if isinstance(result, tuple) else result
+def layer(net: ModelOp) -> Any:
+    """The experts of its first block."""
+    return net.get_submodule("decoder.blocks.0.ffn.op")
+
+
+def sent(op: MoEOp, x: Tensor, step: Step | None = None) -> list[list[bool]]:
+    """[B, L]: which tokens reach their first expert."""
+    found = op.route(x, Step() if step is None else step).sent
+    assert found is not None
+    return found[..., 0].tolist()
 
 
 def expert(op: MoEOp, e: int, x: Tensor) -> Tensor:
@@ -129,6 +138,7 @@ def test_experts_come_from_the_groups_with_the_best_pairs() -> None:
 def test_the_selection_bias_changes_the_choice_and_not_the_weights() -> None:
     op = drawn(moe(active=2, scores="sigmoid", balance_rate=0.1))
     x = tokens(2, 3)
+    assert op.selection_bias is not None
     with torch.no_grad():
         op.selection_bias.zero_()[5] = 10.0
         routing = op.route(x, Step())
@@ -142,7 +152,10 @@ def test_the_selection_bias_changes_the_choice_and_not_the_weights() -> None:
 def test_a_shared_expert_serves_every_token(gated: bool) -> None:
     spec = moe().replace(shared=FeedForward(7, "gelu"), shared_gated=gated)
     op, x = drawn(spec), tokens(2, 3)
-    shared = op.shared(x) * (torch.sigmoid(x @ op.shared_gate.weight.t()) if gated else 1)
+    assert op.shared is not None
+    shared = op.shared(x)
+    if op.shared_gate is not None:
+        shared = torch.sigmoid(x @ op.shared_gate.weight.t()) * shared
     alone = drawn(moe())
     alone.load_state_dict({k: v for k, v in op.state_dict().items() if not k.startswith("shared")})
     assert_close(op(x, Step()), alone(x, Step()) + shared, **EXACT)
@@ -170,16 +183,14 @@ def test_a_full_expert_drops_later_tokens_of_its_document() -> None:
         op.router.weight.zero_()[0, 0] = 1.0
     x = tokens(2, 5)
     x[..., 0] = torch.tensor([[1, 1, -1, 1, 1], [-1, -1, -1, 1, 1]])  # above 0: expert 0
-    sent = [[1, 1, 1, 0, 0], [1, 1, 0, 1, 1]]
-    routing = op.route(x, Step())
-    assert routing.sent[..., 0].tolist() == [[bool(v) for v in row] for row in sent]
-    y = op(x, Step())
+    routing, y = op.route(x, Step()), op(x, Step())
+    assert sent(op, x) == [[True, True, True, False, False], [True, True, False, True, True]]
     assert not y[0, 3:].any()
     assert not y[1, 2].any()
     assert_close(y[0, :3], naive(op, x, routing.chosen, routing.weights)[0, :3], **EXACT)
     document = torch.tensor([[1, 1, 1, 2, 2], [1, 1, 0, 2, 2]])
-    packed = op.route(x, Step(segment=document, shared=Shared(document=document)))
-    assert packed.sent[..., 0].tolist() == [[True] * 5, [True, True, False, True, True]]
+    packed = Step(segment=document, shared=Shared(document=document))
+    assert sent(op, x, packed) == [[True] * 5, [True, True, False, True, True]]
 
 
 def test_a_capacity_factor_shares_the_calls_real_tokens_among_experts() -> None:
@@ -188,13 +199,12 @@ def test_a_capacity_factor_shares_the_calls_real_tokens_among_experts() -> None:
     with torch.no_grad():
         op.router.weight.zero_()[0, 0] = 1.0
     x = tokens(2, 3).abs()  # all want expert 0, which takes ceil(1.5 · 6 / 2) = 5
-    assert op.route(x, Step()).sent[..., 0].tolist() == [[True] * 3, [True, True, False]]
+    assert sent(op, x) == [[True] * 3, [True, True, False]]
     segment = torch.tensor([[0, 0, 1], [1, 1, 1]])  # four are real: ceil(1.5 · 4 / 2) = 3
-    routing = op.route(x, Step(segment=segment))
-    assert routing.sent[..., 0].tolist() == [[False, False, True], [True, True, False]]
-    assert op.route(x[:1, :1], Step()).sent.all()  # a single token never overflows
-    op(x.requires_grad_(), Step(segment=segment)).sum().backward()
-    assert x.grad.isfinite().all()
+    assert sent(op, x, Step(segment=segment)) == [[False, False, True], [True, True, False]]
+    assert sent(op, x[:1, :1]) == [[True]]  # a single token never overflows
+    y = op(x.requires_grad_(), Step(segment=segment)).sum()
+    assert torch.autograd.grad(y, x)[0].isfinite().all()
 
 
 # --- auxiliary losses ---
@@ -238,7 +248,7 @@ def test_the_routers_gradient_does_not_depend_on_micro_batches(only: str) -> Non
         for coefficient in (0.0, 0.5):
             net, tokens_seen = model(2, active=2, **{only: coefficient}), 0
             for part in ids.chunk(parts):
-                loss = next_token(net, Batch(part[:, :-1], part[:, 1:], None))
+                loss = next_token(net, Batch(part[:, :-1], part[:, 1:], Step()))
                 loss.sum.backward()
                 tokens_seen += int(loss.tokens)
             weight = net.get_parameter("decoder.blocks.1.ffn.op.router.weight")
@@ -254,8 +264,7 @@ def test_the_routers_gradient_does_not_depend_on_micro_batches(only: str) -> Non
 
 def test_balance_moves_the_bias_against_the_load_of_all_micro_batches() -> None:
     net = model(active=2, balance_rate=0.01)
-    op = net.get_submodule("decoder.blocks.0.ffn.op")
-    assert isinstance(op, MoEOp)
+    op = layer(net)
     ids = torch.randint(11, (4, 6), generator=torch.Generator().manual_seed(4))
     segment = torch.ones_like(ids)
     segment[0, :3] = 0
@@ -289,7 +298,7 @@ def test_ranks_balance_alike() -> None:
     whole(ids)
     for rank, part in zip(ranks, ids.chunk(2), strict=True):
         rank(part)
-    loads = [rank.get_submodule("decoder.blocks.0.ffn.op").load.clone() for rank in ranks]
+    loads = [layer(rank).load.clone() for rank in ranks]
     balance(whole)
     for rank, other in zip(ranks, loads[::-1], strict=True):
         balance(rank, lambda load, other=other: load.add_(other))
@@ -304,7 +313,7 @@ def test_what_is_computed_again_in_the_backward_pass_is_counted_once() -> None:
     net = model(active=2, balance_rate=0.01)
     recompute(net)
     net(ids).sum().backward()
-    assert int(net.get_submodule("decoder.blocks.0.ffn.op").load.sum()) == 2 * ids.numel()
+    assert int(layer(net).load.sum()) == 2 * ids.numel()
 
 
 # --- jitter, kernels, the rest ---

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .gemma import gemma
     from .gpt2 import gpt2
     from .gpt_neox import gpt_neox
+    from .gpt_oss import gpt_oss
     from .linear_transformer import linear_transformer
     from .llama import llama
     from .mamba import mamba
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from .olmo2 import olmo2
     from .phi3 import phi3
     from .qwen3_5 import qwen3_5
+    from .qwen3_moe import qwen3_moe
     from .qwen3_next import qwen3_next
     from .rnn import rnn
     from .s4 import s4
@@ -51,6 +53,7 @@ FAMILIES = (
     "gemma",
     "gpt2",
     "gpt_neox",
+    "gpt_oss",
     "linear_transformer",
     "llama",
     "mamba",
@@ -60,6 +63,7 @@ FAMILIES = (
     "olmo2",
     "phi3",
     "qwen3_5",
+    "qwen3_moe",
     "qwen3_next",
     "rnn",
     "s4",
@@ -81,6 +85,7 @@ __all__ = [
     "gemma",
     "gpt2",
     "gpt_neox",
+    "gpt_oss",
     "linear_transformer",
     "llama",
     "mamba",
@@ -93,6 +98,7 @@ __all__ = [
     "olmo2",
     "phi3",
     "qwen3_5",
+    "qwen3_moe",
     "qwen3_next",
     "rnn",
     "s4",
