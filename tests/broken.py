@@ -93,6 +93,11 @@ def no_gradient_of_values(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: 
     return q, k, v.detach(), mask, options
 
 
+def no_gradient_of_the_bias(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> tuple[Any, ...]:
+    assert options.bias is not None
+    return q, k, v, mask, options._replace(bias=options.bias.detach())
+
+
 def values_of_the_wrong_group(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> tuple[Any, ...]:
     return q, k, v.flip(1), mask, options
 
@@ -313,6 +318,8 @@ BROKEN = (
            kernel(window_plus_one_in_a_kernel), where="whole logits", unseen=("incremental", "packing", "padding")),
     Broken("no gradient to the values in one kernel", "gpt2", "kernels", kernel(no_gradient_of_values),
            where="sdpa", unseen=("incremental",)),
+    Broken("no gradient to the bias in one kernel", "deberta", "kernels", kernel(no_gradient_of_the_bias),
+           where="sdpa", unseen=("packing", "padding")),
     Broken("values of the wrong group in one kernel", "llama", "kernels", kernel(values_of_the_wrong_group),
            where="whole logits", unseen=("incremental", "packing")),
     Broken("no causal mask", "llama", "incremental", around(*ATTENTION, not_causal),

@@ -149,9 +149,8 @@ class AttentionOp(Op):
         k, v, mask = self._memory(x, step, state) if spec.cross else self._tokens(x, step, state, shared)
         q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
         bias = None if spec.cross else step.bias
-        if self.shaw is not None:
-            q_pos, k_pos = _positions(mask, q.shape[2], k.shape[2], q.device)
-            relative = self.shaw.key_bias(q, q_pos, k_pos) * self.scale
+        relative = self.relative_scores(q, k, mask, step)
+        if relative is not None:
             bias = relative if bias is None else bias + relative
         values = self.shaw if self.shaw is not None and self.shaw.value is not None else None
         result = attend(
@@ -168,9 +167,15 @@ class AttentionOp(Op):
         if weights is not None and self.watch is not None:
             self.watch(weights)
         if weights is not None and values is not None:
-            y = y + values.value_term(weights, *_positions(mask, q.shape[2], k.shape[2], q.device))
+            y = y + values.value_term(weights, *positions(mask, q.shape[2], k.shape[2], q.device))
         y = y.transpose(1, 2).flatten(2)
         return self.out(y if self.gate is None else y * self.gate(x).sigmoid())
+
+    def relative_scores(self, q: Tensor, k: Tensor, mask: Mask, step: Step) -> Tensor | None:
+        """What relative positions add to the scaled scores, [B, N, L, M]; q: [B, N, L, H], k: [B, K, M, H]."""
+        if self.shaw is None:
+            return None
+        return self.shaw.key_bias(q, *positions(mask, q.shape[2], k.shape[2], q.device)) * self.scale
 
     def _norm(self, width: int, context: Context) -> nn.Module | None:
         if self.spec.qk_norm is None:
@@ -229,7 +234,7 @@ class AttentionOp(Op):
         return k, v, Mask(layout=(step.shared or Shared()).cross)
 
 
-def _positions(mask: Mask, L: int, M: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def positions(mask: Mask, L: int, M: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Query and key positions of a mask; without a layout the last query is aligned with the last key."""
     if mask.layout is not None:
         return mask.layout.positions(L, M, device)

@@ -22,6 +22,7 @@ from ..nn.sublayer import Model
 if TYPE_CHECKING:
     from .bamba import bamba
     from .bert import bert
+    from .deberta import deberta
     from .dinov2 import dinov2
     from .dit import dit
     from .gemma import gemma
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 FAMILIES = (
     "bamba",
     "bert",
+    "deberta",
     "dinov2",
     "dit",
     "gemma",
@@ -78,6 +80,7 @@ __all__ = [
     "FAMILIES",
     "bamba",
     "bert",
+    "deberta",
     "dinov2",
     "dit",
     "family",
