@@ -332,15 +332,18 @@ class State:
             self._clear([dst], [length])
             self.store.length[dst] = length
 
-    def reorder(self, slots: Slots) -> None:
-        """Slot i becomes a copy of what slots[i] held, for every i; as beam search needs after each step."""
+    def reorder(self, slots: Slots, *, memory: bool = True) -> None:
+        """Slot i becomes a copy of what slots[i] held, for every i; as beam search needs after each step.
+
+        memory=False: each slot has its source's memory already, as beams of one source do, and it is not copied.
+        """
         rows = self._rows(slots)
         if len(rows) > len(self.store.length):
             raise StateError(f"{len(rows)} slots do not fit a state of {len(self.store.length)}")
         moved = [(to, row) for to, row in enumerate(rows) if to != row]
         if moved:
             targets, sources = map(list, zip(*moved, strict=True))
-            for tensor in self._used([*targets, *sources]):
+            for tensor in self._used([*targets, *sources], memory):
                 tensor[targets] = tensor[sources]
 
     def reset(self, slots: Slots) -> None:
@@ -470,12 +473,14 @@ class State:
     def _all(self) -> list[Tensor]:
         return [*self.store.tensors.values(), self.store.pos, self.store.document, self.store.memory_segment]
 
-    def _used(self, rows: list[int]) -> list[Tensor]:
+    def _used(self, rows: list[int], memory: bool = True) -> list[Tensor]:
         """Everything, but of cells per token only those that one of the rows uses: the others hold zeros."""
         store, used = self.store, int(self.store.length[rows].max()) if rows else 0
         tokens = [*(tensor for _, tensor in self._of(PerToken)), store.pos, store.document]
-        others = [tensor for kind in (PerSlot, PerMemory) for _, tensor in self._of(kind)]
-        return [*(tensor[:, :used] for tensor in tokens), *others, store.memory_segment, store.length]
+        others = [*(tensor for _, tensor in self._of(PerSlot)), store.length]
+        if memory:
+            others += [*(tensor for _, tensor in self._of(PerMemory)), store.memory_segment]
+        return [*(tensor[:, :used] for tensor in tokens), *others]
 
     def _clear(self, rows: list[int], lengths: list[int]) -> None:
         held = _ints(self.store.length[rows])

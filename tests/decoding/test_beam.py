@@ -43,7 +43,9 @@ def test_the_score_is_the_teacher_forced_log_probability(name, length_penalty) -
 
 @pytest.mark.parametrize("name", ["llama", "recurrent"])
 def test_states_that_do_not_follow_their_beams_are_noticed(name, monkeypatch) -> None:
-    monkeypatch.setattr(State, "reorder", lambda self, slots: self.fork(0, 1) if len(set(slots)) < 2 else None)
+    monkeypatch.setattr(
+        State, "reorder", lambda self, slots, memory=True: self.fork(0, 1) if len(set(slots)) < 2 else None
+    )
     model = tiny(SPECS[name])
     (row,) = generate(model, PROMPT, beams=3, max_tokens=10)
     expected = log_probability(model, PROMPT, row.ids).sum()
@@ -112,19 +114,57 @@ def test_the_search_does_stop_early(monkeypatch) -> None:
     assert len(calls) < 5 * 60
 
 
-def test_every_prompt_is_searched_as_if_alone() -> None:
-    model, prompts = tiny(SPECS["llama"]), [[5, 9, 2], [7], [1, 2, 3, 4]]
-    rows = generate(model, prompts, beams=3, max_tokens=6, stop_ids=[4])
-    assert rows == [generate(model, prompt, beams=3, max_tokens=6, stop_ids=[4])[0] for prompt in prompts]
+STOPS = list(range(0, 60, 5))
+
+
+@pytest.mark.parametrize("name", ["llama", "recurrent"])
+@pytest.mark.parametrize("slots", [1, 2, None])
+def test_every_prompt_is_searched_as_if_alone(name, slots) -> None:
+    model, prompts = tiny(SPECS[name]), [[5, 9, 2], [7], [1, 2, 3, 4], [8, 8, 1]]
+    rows = generate(model, prompts, beams=3, max_tokens=6, stop_ids=STOPS, slots=slots)
+    alone = [generate(model, prompt, beams=3, max_tokens=6, stop_ids=STOPS)[0] for prompt in prompts]
+    assert len({len(row.ids) for row in rows}) > 1  # searches end at different times
+    if slots == 1:
+        assert rows == alone
+    for row, other in zip(rows, alone, strict=True):
+        assert [beam.ids for beam in row.beams] == [beam.ids for beam in other.beams]
+        torch.testing.assert_close([beam.score for beam in row.beams], [beam.score for beam in other.beams])
+
+
+SOURCES = [[4, 5, 6], [9, 8, 7, 6, 5], [1], [3, 3, 3, 3, 3, 3, 3], [2, 4], [11, 12, 13]]
 
 
 @pytest.mark.parametrize("name", ENCODER_DECODERS)
-def test_beams_over_an_encoder(name) -> None:
-    model, sources = tiny(ENCODER_DECODERS[name]), [[4, 5, 6], [9, 8, 7, 6, 5]]
-    for row, source in zip(generate(model, [[0], [0]], sources=sources, beams=4, max_tokens=8), sources, strict=True):
+@pytest.mark.parametrize("slots", [2, None])
+def test_many_sources_are_searched_together(name, slots) -> None:
+    """Each score is the teacher-forced log-probability given the row's own source, unpadded, over the penalty."""
+    model = tiny(ENCODER_DECODERS[name])
+    options = {"beams": 4, "max_tokens": 8, "stop_ids": [7, 19, 30], "length_penalty": 0.6}
+    rows = generate(model, [[0]] * len(SOURCES), sources=SOURCES, slots=slots, **options)
+    assert len({row.ids for row in rows}) > 2
+    for row, source in zip(rows, SOURCES, strict=True):
+        (alone,) = generate(model, [0], sources=[source], **options)
+        assert [beam.ids for beam in row.beams] == [beam.ids for beam in alone.beams]
         for beam in row.beams:
-            expected = log_probability(model, [0], beam.ids, source).sum()
-            torch.testing.assert_close(beam.logprob, float(expected))
+            expected = float(log_probability(model, [0], beam.ids, source).sum())
+            torch.testing.assert_close(beam.logprob, expected)
+            torch.testing.assert_close(beam.score, expected / ((5 + len(beam.ids)) / 6) ** 0.6)
+
+
+def test_many_sources_are_one_batch(monkeypatch) -> None:
+    """Six sources and four beams take about as many calls of the model as one source and four beams."""
+    model, calls, forward = tiny(ENCODER_DECODERS["t5"]), [], ModelOp.forward
+    monkeypatch.setattr(ModelOp, "forward", lambda *a, **k: calls.append(len(a[1])) or forward(*a, **k))
+    generate(model, [[0]] * 6, sources=SOURCES, beams=4, max_tokens=8)
+    assert calls == [6] + [24] * 7
+
+
+def test_memory_moves_only_where_it_changes(monkeypatch) -> None:
+    moved, reorder = [], State.reorder
+    monkeypatch.setattr(State, "reorder", lambda *a, memory: moved.append(memory) or reorder(*a, memory=memory))
+    generate(tiny(ENCODER_DECODERS["t5"]), [[0]] * 6, sources=SOURCES, beams=4, max_tokens=8)
+    assert moved[0]
+    assert not any(moved[1:])
 
 
 def test_text_and_events_of_a_search() -> None:

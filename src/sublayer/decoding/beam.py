@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from .sample import best, log_probabilities
-from .slots import Slots
 
 
 @dataclass(frozen=True)
@@ -29,50 +28,60 @@ class Hypothesis:
     logprobs: tuple[float, ...]
 
 
-def search(
-    slots: Slots,
-    logits: Tensor,
-    *,
-    beams: int,
-    room: int,
-    stop_ids: Collection[int] = (),
-    length_penalty: float = 0.0,
-) -> list[Hypothesis]:
-    """At most `beams` finished hypotheses, the best first; ties rank by beam, then by the lowest id.
+class Search:
+    """The search of one prompt, step by step: logits of its live beams in, the beams that live on out.
 
-    slots: at least `beams` of them, slot 0 holding the prompt; logits [V]: those of the first token. A hypothesis ends
-    with a token of stop_ids, or with `room` tokens. In each step the B · V continuations are ranked: those among the
-    first `beams` that stop are finished, the best `beams` that do not stop live on. The search ends when no live beam
-    can come to score above the worst of `beams` finished ones, whatever its further tokens.
+    A hypothesis ends with a token of stop_ids, or with `room` tokens. In each step the B · V continuations are ranked
+    (ties by beam, then by the lowest id): those among the first `beams` that stop are finished, the best `beams` that
+    do not stop live on. The search ends when no live beam can come to score above the worst of `beams` finished ones,
+    whatever its further tokens.
     Source: arXiv 1609.08144, section 7 (penalty and pruning); the stopping rule follows from logprob ≤ 0.
     """
-    live, finished, rows = [_Beam()], list[Hypothesis](), logits[None]
-    for tokens in range(1, room + 1):
-        logprobs = [log_probabilities(row) for row in rows]
-        total = torch.stack([row + beam.logprob for row, beam in zip(logprobs, live, strict=True)])
+
+    def __init__(self, beams: int, room: int, stop_ids: Collection[int] = (), length_penalty: float = 0.0) -> None:
+        self.found: list[Hypothesis] = []
+        """At most `beams` finished hypotheses, the best first."""
+        self._beams, self._room, self._stop_ids, self._alpha = beams, room, stop_ids, length_penalty
+        self.tokens = 0
+        self._live = [_Beam()]
+
+    @property
+    def last(self) -> list[int]:
+        """The newest token of each live beam."""
+        return [beam.ids[-1] for beam in self._live]
+
+    def step(self, logits: Tensor) -> list[int]:
+        """logits [B, V], of each live beam's next token (B is 1 before the first). Returns, for each beam that lives
+        on, which of them it continues; nothing where the search has ended."""
+        self.tokens += 1
+        logprobs = log_probabilities(logits)
+        before = torch.tensor([beam.logprob for beam in self._live], dtype=logprobs.dtype)
+        total = logprobs + before[:, None]
         # Enough for `beams` that live on, even if every stop token of every beam ranks above them.
-        ranked = best(total.flatten(), beams + len(live) * len(stop_ids))
+        ranked = best(total.flatten(), self._beams + len(self._live) * len(self._stop_ids))
+        values = total.flatten()[ranked].tolist(), logprobs.flatten()[ranked].tolist()
         parents, grown = list[int](), list[_Beam]()
-        for rank, place in enumerate(ranked.tolist()):
-            parent, token = divmod(place, total.shape[1])
-            if total[parent, token] == -torch.inf:
+        for rank, (place, sum_, logprob) in enumerate(zip(ranked.tolist(), *values, strict=True)):
+            if sum_ == -torch.inf:
                 break
-            beam = live[parent].grow(token, float(logprobs[parent][token]))
-            if token in stop_ids and rank < beams:
-                finished.append(beam.end("stop", length_penalty))
-            elif token not in stop_ids and len(grown) < beams:
+            parent, token = divmod(place, total.shape[1])
+            beam = self._live[parent].grow(token, logprob)
+            if token in self._stop_ids and rank < self._beams:
+                self.found.append(beam.end("stop", self._alpha))
+            elif token not in self._stop_ids and len(grown) < self._beams:
                 parents.append(parent)
                 grown.append(beam)
-        if tokens == room:
-            finished += [beam.end("length", length_penalty) for beam in grown]
-        finished = sorted(finished, key=lambda hypothesis: -hypothesis.score)[:beams]
-        if tokens == room or not grown:
-            break
-        if len(finished) == beams and finished[-1].score >= _bound(grown[0].logprob, tokens, room, length_penalty):
-            break
-        slots.reorder(parents)
-        live, rows = grown, slots.decode([beam.ids[-1] for beam in grown])
-    return finished
+        if self.tokens == self._room:
+            self.found += [beam.end("length", self._alpha) for beam in grown]
+        self.found = sorted(self.found, key=lambda hypothesis: -hypothesis.score)[: self._beams]
+        self._live = grown
+        return [] if self._ended() else parents
+
+    def _ended(self) -> bool:
+        if self.tokens == self._room or not self._live:
+            return True
+        bound = _bound(self._live[0].logprob, self.tokens, self._room, self._alpha)
+        return len(self.found) == self._beams and self.found[-1].score >= bound
 
 
 def penalty(tokens: int, length_penalty: float) -> float:

@@ -9,13 +9,14 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
 from ..errors import SublayerError
 from ..nn.sublayer import ModelOp
-from .beam import Hypothesis, search
+from .beam import Hypothesis, Search
 from .request import Options, Prompts, Row, read_options, read_rows
 from .sample import best, log_probabilities, precise, sample
 from .slots import Slots, evaluating
@@ -135,16 +136,13 @@ class Stream(Iterator[Event]):
 
 
 def _run(model: ModelOp, rows: list[Row], options: Options, tokenizer: Tokenizer | None) -> Generator[Event]:
-    one_by_one = options.beams > 1
-    count = options.beams if one_by_one else min(len(rows), options.slots or 8)
+    count = min(len(rows), options.slots or 8)
     length = max(len(row.prompt) + row.room - 1 for row in rows)
-    memory_length = max(len(row.source or ()) for row in rows)
+    memory_length = max(0 if row.source is None else len(row.source) for row in rows)
     with evaluating(model):
-        slots = Slots(model, count, length, memory_length)
-        if one_by_one:
-            yield from _search(slots, rows, options, tokenizer)
-        else:
-            yield from _decode(slots, count, rows, options, tokenizer)
+        slots = Slots(model, count * options.beams, length, memory_length)
+        way = _search if options.beams > 1 else _decode
+        yield from way(slots, count, rows, options, tokenizer)
 
 
 def _decode(
@@ -216,26 +214,48 @@ class _Live:
         return text
 
 
-def _search(slots: Slots, rows: list[Row], options: Options, tokenizer: Tokenizer | None) -> Iterator[Event]:
-    """Beam searches, one prompt after the other."""
-    for row in rows:
-        with _naming(row, 0):
-            found = search(
-                slots,
-                slots.prefill(0, row.prompt, row.source, options.chunk),
-                beams=options.beams,
-                room=row.room,
-                stop_ids=options.stop_ids or (),
-                length_penalty=options.length_penalty,
-            )
-        for slot in range(options.beams):
-            slots.clear(slot)
-        first = found[0]
-        text = (
-            tokenizer.decode(first.ids[:-1] if first.finish == "stop" else first.ids) if tokenizer is not None else ""
-        )
-        wanted = options.logprobs is not None
-        yield Event(row.index, first.ids, text, first.logprobs if wanted else (), (), first.finish, tuple(found))
+def _search(
+    slots: Slots, count: int, rows: list[Row], options: Options, tokenizer: Tokenizer | None
+) -> Iterator[Event]:
+    """Beam searches, `count` prompts together; the live beams of each lie in neighbouring slots."""
+    waiting = deque(sorted(rows, key=lambda row: len(row.prompt if row.source is None else row.source)))
+    live: list[tuple[Row, Search]] = []
+    used = 0  # slots
+    while waiting or live:
+        logits: list[Tensor] = []
+        if live:
+            tokens = [search.last for _, search in live]
+            logits += slots.decode([token for beams in tokens for token in beams]).split([*map(len, tokens)])
+        fresh = [waiting.popleft() for _ in range(min(len(waiting), count - len(live)))]
+        for _, group in groupby(fresh, lambda row: len(row.prompt)):
+            entering = list(group)
+            sources = [row.source for row in entering if row.source is not None]
+            prompts = [row.prompt for row in entering]
+            logits += slots.prefill_together(used, prompts, sources or None, options.chunk).split(1)
+            used += len(entering)
+            live += [(row, Search(options.beams, row.room, options.stop_ids or (), options.length_penalty))
+                     for row in entering]  # fmt: skip
+        before, after, parents, going = list[int](), list[int](), list[int](), list[tuple[Row, Search]]()
+        for (row, search), of_row in zip(live, logits, strict=True):
+            with _naming(row, search.tokens):
+                chosen = search.step(of_row)
+            parents += [len(before) + parent for parent in chosen]
+            before += [row.index] * len(of_row)
+            after += [row.index] * len(chosen)
+            if chosen:
+                going.append((row, search))
+            else:
+                yield _event(row, search.found, options, tokenizer)
+        slots.reorder(parents, memory=before != after)
+        slots.clear(range(len(after), len(before)))
+        live, used = going, len(after)
+
+
+def _event(row: Row, found: list[Hypothesis], options: Options, tokenizer: Tokenizer | None) -> Event:
+    first = found[0]
+    text = tokenizer.decode(first.ids[:-1] if first.finish == "stop" else first.ids) if tokenizer is not None else ""
+    wanted = options.logprobs is not None
+    return Event(row.index, first.ids, text, first.logprobs if wanted else (), (), first.finish, tuple(found))
 
 
 def _logprobs(

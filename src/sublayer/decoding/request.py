@@ -41,7 +41,8 @@ class Options(Spec):
     length_penalty: float = 0.0
     """α: hypotheses rank by log-probability / ((5 + tokens) / 6)^α (arXiv 1609.08144, eq. 14); 0: no penalty."""
     slots: int | None = None
-    """Rows that decode together; further prompts wait for a free slot; None: all, up to 8."""
+    """Prompts that decode together, each with all of its beams; further ones wait for a free slot; None: all, up to
+    8."""
     length: int | None = None
     """Tokens that a slot may hold, where memory is short; None: what the longest row needs."""
     chunk: int = 512
@@ -72,7 +73,7 @@ class Row:
 
     index: int
     prompt: tuple[int, ...]
-    source: tuple[int, ...] | None
+    source: tuple[int, ...] | Tensor | None  # ids, or frames [T, F]
     seed: int | None  # None: nothing is drawn
     room: int  # tokens it may produce
 

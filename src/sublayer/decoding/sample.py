@@ -103,11 +103,11 @@ def uniform(seed: int, draw: int) -> float:
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
-    """log softmax of logits [V] → fp64 [V] on the CPU: the model's own, before any step of Sampling.
+    """log softmax of logits [.., V] → fp64 on the CPU: the model's own, before any step of Sampling.
 
     Raises SublayerError as `sample` does.
     """
-    return _finite(precise(logits)).log_softmax(0)
+    return _finite(precise(logits)).log_softmax(-1)
 
 
 def precise(logits: Tensor) -> Tensor:
@@ -125,9 +125,10 @@ def _penalised(logits: Tensor, sampling: Sampling, seen: Collection[int]) -> Ten
 
 
 def _finite(values: Tensor) -> Tensor:
-    largest = float(values.max())  # NaN if any is NaN
-    if not math.isfinite(largest):
-        raise SublayerError(f"the model's logits are no distribution: their maximum is {largest}")
+    largest = values.amax(-1)  # NaN if any is NaN
+    if not bool(largest.isfinite().all()):
+        bad = float(largest[~largest.isfinite()].reshape(-1)[0])
+        raise SublayerError(f"the model's logits are no distribution: their maximum is {bad}")
     return values
 
 

@@ -1,4 +1,4 @@
-"""Slots: the rows of one decoding state, prefilled one at a time and decoded together.
+"""Slots: the rows of one decoding state, prefilled alone or with prompts as long, and decoded together.
 
 B rows that decode together, V vocabulary.
 """
@@ -11,10 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..nn.sublayer import ModelOp
 from ..state import State
 from ..step import Step
+
+Source = Sequence[int] | Tensor
+"""What an encoder reads for one row: ids, or the frames [T, F] of its front end."""
 
 
 class Slots:
@@ -25,24 +29,36 @@ class Slots:
         self._state = State.allocate(model, slots, length, memory_length)
         self._device = self._state.length.device
 
-    @torch.inference_mode()
-    def prefill(
-        self, slot: int, prompt: Sequence[int], source: Sequence[int] | None = None, chunk: int = 512
-    ) -> Tensor:
+    def prefill(self, slot: int, prompt: Sequence[int], source: Source | None = None, chunk: int = 512) -> Tensor:
         """Reads a prompt into a slot that holds nothing, `chunk` tokens a call; returns the next token's logits [V].
 
-        The prompt is read alone, so there is no padding, and only its last position meets the head. source: ids for
-        the encoder; what cross-attention needs of its output stays in the slot.
+        Only the prompt's last position meets the head. source: what the encoder reads; what cross-attention needs of
+        its output stays in the slot.
         """
-        slots = torch.tensor([slot], device=self._device)
-        ids = self._ids(prompt)[None]
+        return self.prefill_together(slot, [prompt], None if source is None else [source], chunk)[0]
+
+    @torch.inference_mode()
+    def prefill_together(
+        self, first: int, prompts: Sequence[Sequence[int]], sources: Sequence[Source] | None, chunk: int = 512
+    ) -> Tensor:
+        """Reads prompts of one length into the slots from `first` on; sources, of any lengths, are padded.
+
+        Returns the next tokens' logits [B, V].
+        """
+        slots = torch.arange(first, first + len(prompts), device=self._device)
         step = Step(slots=slots)
-        if source is not None:
-            step = self._model.encode(self._ids(source)[None])[1].replace(slots=slots)
-        for part in ids.split(chunk, dim=1):
+        if sources is not None:
+            rows = [torch.as_tensor(source, device=self._device) for source in sources]
+            lengths = torch.tensor([len(row) for row in rows], device=self._device)
+            padded = pad_sequence(rows, batch_first=True)
+            heard = (torch.arange(padded.shape[1], device=self._device) < lengths[:, None]).long()
+            told = Step(memory_segment=None if bool(heard.all()) else heard)
+            step = self._model.encode(padded, told)[1].replace(slots=slots)
+        hidden = torch.empty(0)
+        for part in torch.tensor([list(prompt) for prompt in prompts], device=self._device).split(chunk, dim=1):
             hidden = self._hidden(part, step)
             step = Step(slots=slots)
-        return self._model.logits(hidden[0, -1])
+        return self._model.logits(hidden[:, -1])
 
     @torch.inference_mode()
     def decode(self, tokens: Sequence[int]) -> Tensor:
@@ -50,9 +66,9 @@ class Slots:
         return self._model.logits(self._hidden(self._ids(tokens)[:, None], Step())[:, -1])
 
     @torch.inference_mode()
-    def clear(self, slot: int) -> None:
-        """Empties a slot."""
-        self._state.reset(slot)
+    def clear(self, slots: int | Sequence[int]) -> None:
+        """Empties a slot, or several."""
+        self._state.reset(slots)
 
     @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
@@ -61,10 +77,10 @@ class Slots:
         self._state.reset(source)
 
     @torch.inference_mode()
-    def reorder(self, sources: Sequence[int]) -> None:
-        """Slot i becomes a copy of what slot sources[i] held, for every i."""
+    def reorder(self, sources: Sequence[int], *, memory: bool = True) -> None:
+        """Slot i becomes a copy of what slot sources[i] held, for every i; memory=False: but for its memory."""
         if list(sources) != list(range(len(sources))):
-            self._state.reorder(sources)
+            self._state.reorder(sources, memory=memory)
 
     def _hidden(self, ids: Tensor, step: Step) -> Tensor:
         result: Any = self._model(ids, step, self._state, output="hidden")
