@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sublayer.names import Change, Row
 from sublayer.nn import geometry, head, s4
+from sublayer.nn.additive import AdditiveOp
 from sublayer.nn.attend import KERNELS
 from sublayer.nn.attention import AttentionOp
 from sublayer.nn.delta import GatedDeltaOp
@@ -30,13 +31,13 @@ from sublayer.nn.norm import RMSNormOp
 from sublayer.nn.op import Op
 from sublayer.nn.patches import PatchesOp
 from sublayer.nn.position import T5BucketsOp
+from sublayer.nn.recurrent import ReaderOp
 from sublayer.nn.reference import Options
 from sublayer.nn.rope import Rope
 from sublayer.nn.s4 import S4Op
 from sublayer.recipes import family
 from sublayer.state import Handle, PerMemory, PerSlot, PerToken, State
 from sublayer.step import Place, Step
-from tests.models.seq2seq_like import PlainReaderOp, PlainWriterOp
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,7 @@ def all_of_the_memory(cross: Any, step: Step, *args: Any) -> None:
     """Cross-attention sees the source's padding."""
 
 
-def reads_padding(forward: Any, op: PlainReaderOp, ids: Tensor, step: Step) -> tuple[Tensor, Step]:
+def reads_padding(forward: Any, op: ReaderOp, ids: Tensor, step: Step) -> tuple[Tensor, Step]:
     """Where the encoder ends is where its padding ends."""
     return forward(op, ids, step.replace(segment=None))
 
@@ -308,7 +309,7 @@ def says_nothing(forward: Any, op: AttentionOp, x: Tensor, *args: Any) -> Tensor
     return x * 0
 
 
-ATTENTION, SCAN, LSTM = (AttentionOp, "_tokens"), (MambaOp, "forward"), (PlainWriterOp, "forward")
+ATTENTION, SCAN, WRITER = (AttentionOp, "_tokens"), (MambaOp, "forward"), (AdditiveOp, "forward")
 DELTA, S4 = (GatedDeltaOp, "forward"), (S4Op, "forward")
 LINEAR = (LinearAttentionOp, "forward")
 WINDOW = "llama, windows"
@@ -351,7 +352,7 @@ BROKEN = (
            where="row 0", unseen=("incremental", "padding")),
     Broken("a recurrence's kernel reads on where a document starts", "rnn", "packing",
            around(Documents, "of", one_document_a_row), where="row 0", unseen=("incremental", "padding")),
-    Broken("no new beginning where a document starts", "seq2seq_like", "packing", around(*LSTM, without_starts),
+    Broken("no new beginning where a document starts", "seq2seq", "packing", around(*WRITER, without_starts),
            where="row 0"),
     Broken("linear attention sums over documents", "linear_transformer", "packing", around(*LINEAR, without_starts),
            where="row 0", unseen=("incremental", "padding")),
@@ -370,8 +371,8 @@ BROKEN = (
     Broken("padding is written", "llama", "padding", padding_written, where="slot 3", unseen=("incremental",)),
     Broken("the source's padding is seen", "t5", "padding", around(geometry, "_cross", all_of_the_memory),
            where="left"),
-    Broken("the decoder starts from the source's padding", "seq2seq_like", "padding",
-           around(PlainReaderOp, "forward", reads_padding), where="left", unseen=("incremental",)),
+    Broken("the decoder starts from the source's padding", "seq2seq", "padding",
+           around(ReaderOp, "forward", reads_padding), where="left", unseen=("incremental",)),
     Broken("a row's documents are pooled together", "bert, classes of documents", "packing",
            around(head, "_numbers", one_answer_a_row), where="row 0", unseen=("padding",)),
     Broken("padding is pooled", "bert, classes of documents", "padding", around(head, "pool", pools_padding),

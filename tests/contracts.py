@@ -483,14 +483,16 @@ def _others_get_no_gradient(case: Case, model: ModelOp) -> None:
     streams: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, result: tuple[Tensor, Step]) -> None:
-            result[0].retain_grad()
-            streams[name] = result[0]
+        def hook(module: nn.Module, args: Any, result: Tensor | tuple[Tensor, Step]) -> None:
+            stream = result[0] if isinstance(result, tuple) else result
+            stream.retain_grad()
+            streams[name] = stream
 
         return hook
 
     trunks = {name: trunk for name in ("encoder", "decoder") if (trunk := getattr(model, name)) is not None}
-    hooks = [trunk.embed.register_forward_hook(keep(name)) for name, trunk in trunks.items()]
+    fronts = {name: getattr(trunk.embed, "tokens", trunk.embed) for name, trunk in trunks.items()}
+    hooks = [front.register_forward_hook(keep(name)) for name, front in fronts.items()]
     logits = run(model, inputs.tokens, step, source=sources)
     for handle in hooks:
         handle.remove()

@@ -116,6 +116,8 @@ PUBLISHED = {
     "vit-l16": (304_326_632, 0),
     "lstm-medium": (19_780_400, 0),  # by arithmetic, with torch's two biases a gate; 20M in the literature
     "lstm-large": (66_034_000, 0),  # 66M in the literature
+    "sutskever-2014": (384_000_000, 0),
+    "rnnsearch": (80_451_000, 0),  # by arithmetic
     "qwen3-0.6b": (596_049_920, 112 * KIB),
     "qwen3-1.7b": (1_720_574_976, 112 * KIB),
     "qwen3-4b": (4_022_468_096, 144 * KIB),

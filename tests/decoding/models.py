@@ -7,13 +7,12 @@ from torch import Tensor
 
 from sublayer.nn.initialise import Init
 from sublayer.nn.sublayer import Model, ModelOp
-from sublayer.recipes import gpt2, llama, mamba, t5
+from sublayer.recipes import gpt2, llama, mamba, seq2seq, t5
 from sublayer.recipes.gpt2 import TINY as GPT2_TINY
 from sublayer.recipes.llama import TINY as LLAMA_TINY
 from sublayer.recipes.mamba import TINY as MAMBA_TINY
+from sublayer.recipes.seq2seq import TINY as SEQ2SEQ_TINY
 from sublayer.recipes.t5 import TINY as T5_TINY
-from tests.models.seq2seq_like import TINY as SEQ2SEQ_TINY
-from tests.models.seq2seq_like import seq2seq_like
 
 CONTEXT = 80
 # Untied: a random model with a tied head repeats its last token.
@@ -23,7 +22,7 @@ SPECS: dict[str, Model] = {
     "window": llama(**LLAMA_TINY, window=5),
     "recurrent": mamba(**MAMBA_TINY, tied=False).replace(init=Init()),
 }
-ENCODER_DECODERS = {"t5": t5(**T5_TINY), "recurrent": seq2seq_like(**SEQ2SEQ_TINY)}
+ENCODER_DECODERS = {"t5": t5(**T5_TINY), "recurrent": seq2seq(**SEQ2SEQ_TINY)}
 
 
 def tiny(spec: Model, dtype: torch.dtype = torch.float64, sharpness: float = 6.0) -> ModelOp:

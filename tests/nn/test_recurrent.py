@@ -162,7 +162,7 @@ def test_each_document_starts_from_the_state_of_its_number(kind: Kind) -> None:
 @pytest.mark.parametrize("directions", [("forward", "forward"), ("both", "backward")], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_reader_leaves_the_last_states_of_all_layers(kind: Kind, directions: Any) -> None:
-    layers = tuple(Recurrent(kind, H, direction) for direction in directions)
+    layers = tuple(Recurrent(kind, H, direction=direction) for direction in directions)
     model = Model(D, encoder=Trunk(Reader(11, layers=layers), ()), head=None).build(seed=1, dtype=torch.float64).eval()
     reader = model.get_submodule("encoder.embed")
     a, b, c = torch.tensor([1, 2, 3]), torch.tensor([4, 5]), torch.tensor([6, 7, 8, 9])

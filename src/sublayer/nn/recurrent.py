@@ -1,6 +1,6 @@
 """Recurrent networks: Elman's, long short-term memory, gated recurrent units.
 
-B batch, L new tokens, D input width, H hidden width, G gates, n documents of at most T tokens, S = H, or 2H for an
+B batch, L new tokens, D model width, H hidden width, G gates, n documents of at most T tokens, S = H, or 2H for an
 LSTM: its hidden vector beside its cell.
 Source: Elman 1990; Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000; Cho et al. 2014
 (arXiv 1406.1078).
@@ -38,7 +38,9 @@ class Recurrent(Part):
     kind: Kind = "lstm"
     """Which recurrence."""
     hidden: int | None = None
-    """H; None: D, so that the output can be added to the input."""
+    """H; None: as wide as the input."""
+    width: int | None = None
+    """Width of its input, where that is not D: hidden vectors of a layer below."""
     direction: Literal["forward", "backward", "both"] = "forward"
     """Which way a document is read; "both": two recurrences, whose outputs stand side by side (2H wide). Only what
     reads forward can decode."""
@@ -49,6 +51,7 @@ class Recurrent(Part):
 
     def check(self) -> None:
         self.require(self.hidden is None or self.hidden > 0, f"hidden must be above 0, got {self.hidden}")
+        self.require(self.width is None or self.width > 0, f"width must be above 0, got {self.width}")
         self.require(self.begin is None or self.begin >= 0, f"begin is the place of a layer, got {self.begin}")
         self.require(
             self.begin is None or self.direction == "forward", "only what reads forward starts from Step.condition"
@@ -59,7 +62,7 @@ class Recurrent(Part):
         return Growth("n d²", "n", "n")
 
     def build(self, dim: int, context: Context) -> RecurrentOp:
-        return RecurrentOp(self, dim)
+        return RecurrentOp(self, self.width or dim)
 
 
 class Cell(nn.Module):
@@ -146,7 +149,7 @@ class Cell(nn.Module):
 
 
 class RecurrentOp(Op):
-    """[B, L, D] → [B, L, H], or 2H for both directions. Raises StateError where what reads backward has a state."""
+    """[B, L, width] → [B, L, H], or 2H for both directions. Raises StateError where what reads backward has a state."""
 
     def __init__(self, spec: Recurrent, dim: int) -> None:
         super().__init__()

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .qwen3_next import qwen3_next
     from .rnn import rnn
     from .s4 import s4
+    from .seq2seq import seq2seq
     from .t5 import t5
     from .transformer import transformer
     from .vit import vit
@@ -69,6 +70,7 @@ FAMILIES = (
     "qwen3_next",
     "rnn",
     "s4",
+    "seq2seq",
     "t5",
     "transformer",
     "vit",
@@ -105,6 +107,7 @@ __all__ = [
     "qwen3_next",
     "rnn",
     "s4",
+    "seq2seq",
     "t5",
     "to_hf",
     "transformer",
