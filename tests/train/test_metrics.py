@@ -55,7 +55,7 @@ def test_a_whole_number_is_read_as_the_float_it_was(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "held_loss": 2, "perplexity": 7, "bits_per_byte": 1, "accuracy": null}\n')
     (record,) = read_metrics(path)
-    assert [type(value) for value in vars(record).values()] == [int, float, float, float]
+    assert [type(value) for value in vars(record).values()] == [int, float, float, float, float]
 
 
 def test_a_resumed_run_leaves_the_file_of_an_uninterrupted_one(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from .. import recipes
+from ..data.images import Augment
 from ..errors import SublayerError, UsageError, nearest
 from ..nn.sublayer import Model
 from ..spec import Spec
@@ -22,9 +23,20 @@ from .examples import Classification, Contrastive, Tagging, TextToText
 from .language import Masked, NextToken, SpanCorruption
 from .optim import AdamW, Muon
 from .schedule import Schedule
+from .vision import Diffusion, ImageClassification
 
 S = TypeVar("S", bound=Spec)
-Objectives = NextToken | Masked | SpanCorruption | TextToText | Classification | Tagging | Contrastive
+Objectives = (
+    NextToken
+    | Masked
+    | SpanCorruption
+    | TextToText
+    | Classification
+    | Tagging
+    | Contrastive
+    | ImageClassification
+    | Diffusion
+)
 MAX_BYTES = 1 << 20  # of a configuration file
 
 
@@ -50,8 +62,9 @@ class RunModel(Spec):
         named = ", ".join(name for name, _ in self.sizes)
         self.require(self.recipe is not None or not named, f"{named}: unknown, or a size that only a recipe takes")
 
-    def build_spec(self, **known: int) -> Model:
-        """The architecture for what the data decides: `vocab`, the tokenizer's ids; `classes`, the names of labels.
+    def build_spec(self, **known: Any) -> Model:
+        """The architecture for what the data decides: `vocab`, the tokenizer's ids; `classes`, how many labels there
+        are; `image` and `channels`, the size of images.
 
         Raises SpecError or UsageError for what cannot be built.
         """
@@ -69,7 +82,7 @@ class RunModel(Spec):
         return spec.override(*_listed(self.change))
 
 
-def _of_recipe(name: str, sizes: dict[str, Any], known: Mapping[str, int]) -> Model:
+def _of_recipe(name: str, sizes: dict[str, Any], known: Mapping[str, Any]) -> Model:
     family = getattr(recipes.family(name), name)
     taken = inspect.signature(family).parameters
     unknown = next((key for key in sizes if key not in taken), None)
@@ -135,6 +148,12 @@ class RunData(Spec):
     """What each text of examples begins with."""
     judge: str | tuple[str, ...] = ()
     """Files, folders, globs that are held out, instead of a share of the rest; for examples and images."""
+    size: int | None = None
+    """Pixels high and wide that the images of a folder are made; IDX files have their own size."""
+    channels: Literal[1, 3] = 3
+    """Of the images of a folder: 1 grey, 3 colours."""
+    augment: Augment = Augment()
+    """What training changes in images: `shift` in pixels, `flip` left and right."""
     bad_bytes: Literal["error", "replace", "skip"] = "error"
     """What happens to a file that is not UTF-8: the run stops, the bytes become U+FFFD, or the file is left out."""
     length: int = 256

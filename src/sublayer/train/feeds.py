@@ -16,10 +16,12 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 
 from ..data.batches import Batches, windows
 from ..data.examples import Example, ExampleBatches, Examples, bundles
+from ..data.images import ImageBatches, Images, images, whole
 from ..data.readers import Seen, documents, measure, records
 from ..data.shards import Progress, prepare
 from ..data.tokens import Tokens, fingerprint
@@ -34,6 +36,7 @@ from .language import Masked, NextToken, SpanCorruption, Words
 from .loss import IGNORED
 from .prepare import tokenizer_of
 from .view import View
+from .vision import OnImages
 
 BAD_BYTES = {"replace": "they are U+FFFD now", "skip": "their documents are left out"}
 MAX_CLASSES = 100_000
@@ -44,10 +47,10 @@ class Feed(Protocol):
 
     tokenizer: Tokenizer | None
     """What made the ids; None where there are none."""
-    sizes: Mapping[str, int]
-    """What the data decides of the model: `vocab`, `classes`."""
-    length: int
-    """Positions of a row, for counting operations."""
+    sizes: Mapping[str, Any]
+    """What the data decides of the model: `vocab`, `classes`, `image`, `channels`."""
+    length: Any
+    """Positions of a row, for counting operations, int; None where an answer is not one position's."""
     bytes_per_token: float
     """Of text; 0 where that means nothing."""
 
@@ -66,7 +69,7 @@ class Feed(Protocol):
 
 def feed_of(run: Run, out: Path, view: View) -> Feed:
     """The feed of the run's objective; its tokenizer and labels are there, its data is still to be opened."""
-    return {"text": TextFeed, "examples": ExampleFeed}[run.objective.reads](run, out, view)
+    return {"text": TextFeed, "examples": ExampleFeed, "images": ImageFeed}[run.objective.reads](run, out, view)
 
 
 def drawn(seed: int, what: str, number: int) -> torch.Generator:
@@ -85,7 +88,7 @@ class TextFeed:
         self.objective = cast("NextToken | Masked | SpanCorruption", run.objective)
         self.tokenizer = tokenizer_of(run, out, view, self._texts)
         self.words = Words(self.tokenizer)
-        self.sizes = {"vocab": self.tokenizer.size}
+        self.sizes: Mapping[str, Any] = {"vocab": self.tokenizer.size}
         self.length = run.data.length
 
     def open(self) -> None:
@@ -315,3 +318,65 @@ class ExampleFeed:
         over = f"; {long:,} longer than data.length={self.length} are left out" if long else ""
         self.view.note(f"{name.strip('/')}: {len(found):,} examples{over}")
         return found
+
+
+class ImageFeed:
+    """Labelled images of one size: the training split of a folder, and its test split or a share to judge by."""
+
+    tokenizer = None
+    length = None
+    bytes_per_token: float = 0.0
+
+    def __init__(self, run: Run, out: Path, view: View) -> None:
+        data = run.data
+        source, *others = data.all_sources()
+        judged = (data.judge,) if isinstance(data.judge, str) else data.judge
+        if others or not isinstance(source.paths, str) or len(judged) > 1:
+            raise UsageError("data.paths: images are read from one folder, with splits train and test")
+        self.run, self.objective = run, cast(OnImages, run.objective)
+        options: dict[str, Any] = {"size": data.size, "channels": data.channels}
+        self.images = images(source.paths, "train", **options)
+        try:
+            self.kept = images(judged[0] if judged else source.paths, "test", classes=self.images.classes, **options)
+        except InputError:
+            if data.judge:
+                raise
+            self.images, self.kept = _parted(self.images, data.held)
+            view.note(f"{source.paths}: no test images, so {len(self.kept):,} are held out")
+        channels, height, width = self.images.shape
+        image = height if height == width else (height, width)
+        self.sizes: dict[str, Any] = {"classes": len(self.images.classes), "image": image, "channels": channels}
+        path = out / "labels.json"
+        if not path.exists():
+            with replacing(path) as beside:
+                beside.write_text(json.dumps(self.images.classes, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    def open(self) -> None:
+        run = self.run
+        self.batches = ImageBatches(self.images, run.train.batch, run.seed, augment=run.data.augment)
+
+    def at(self, step: int, rank: int = 0, ranks: int = 1) -> tuple[Batch, Sequence[str]]:
+        found = self.batches.at(step, rank, ranks)
+        generator = drawn(self.run.seed, f"rank {rank}", step)
+        return self.objective.collate(found, len(self.images.classes), generator), found.where
+
+    def held(self, limit: int | None, stride: int | None = None) -> tuple[int, Iterator[tuple[Batch, int]]]:
+        """With a limit, so many images of all that are held out, evenly chosen."""
+        kept, rows = self.kept, max(self.run.train.batch, 64)
+        if limit is not None and limit < len(kept):
+            kept = kept.only(np.linspace(0, len(kept) - 1, limit).round().astype(np.int64))
+
+        def batches() -> Iterator[tuple[Batch, int]]:
+            for number, found in enumerate(whole(kept, rows)):
+                yield self.objective.collate(found, len(kept.classes), drawn(self.run.seed, "held", number)), 0
+
+        return -(-len(kept) // rows), batches()
+
+
+def _parted(source: Images, held: float) -> tuple[Images, Images]:
+    """Images to train on, and a share held out; an image's number alone decides on which side it falls."""
+    digests = [blake2b(str(number).encode(), digest_size=4).digest() for number in range(len(source))]
+    kept = np.array([int.from_bytes(digest, "little") / 2**32 < held for digest in digests])
+    if kept.all() or not kept.any():
+        raise InputError(f"too few images to hold out a share of {held}: {len(source):,}")
+    return source.only((~kept).nonzero()[0]), source.only(kept.nonzero()[0])

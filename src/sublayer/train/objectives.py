@@ -26,6 +26,8 @@ class Objective(Spec):
     """Its name in a configuration."""
     reads: ClassVar[Literal["text", "examples", "images"]] = "text"
     """What it is trained on, which decides how it collates (see feeds.py)."""
+    unit: ClassVar[str] = "nats"
+    """What its loss is measured in, for each answer."""
     specials: ClassVar[tuple[str, ...]] = ()
     """Special tokens that a tokenizer trained for it has."""
 

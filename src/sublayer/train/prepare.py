@@ -36,7 +36,7 @@ def look(run: Run, out: Path) -> None:
         for path in (paths,) if isinstance(paths, str) else paths:
             if Path(path).is_dir() and out.exists() and Path(path).samefile(out):
                 raise UsageError(f"out: {out} is the folder of the text; choose another")
-    if run.model.start is None:
+    if run.model.start is None and run.objective.reads != "images":  # which say how large they are
         _spec_for(run, {"vocab": run.tokenizer.vocab, "classes": 2}).empty(device="meta")  # they may still be others
 
 
@@ -107,7 +107,7 @@ def tokenizer_of(run: Run, out: Path, view: View, texts: Callable[[], Iterator[s
     return load_tokenizer(folder)
 
 
-def spec_of(run: Run, tokenizer: Tokenizer | None, sizes: Mapping[str, int]) -> Model:
+def spec_of(run: Run, tokenizer: Tokenizer | None, sizes: Mapping[str, Any]) -> Model:
     """The architecture, checked against what its data decides (`vocab`, `classes`), the rows and the objective."""
     spec = _spec_for(run, sizes)
     vocab, classes = sizes.get("vocab", 0), sizes.get("classes", 0)
@@ -124,7 +124,7 @@ def spec_of(run: Run, tokenizer: Tokenizer | None, sizes: Mapping[str, int]) -> 
     return spec
 
 
-def _spec_for(run: Run, sizes: Mapping[str, int]) -> Model:
+def _spec_for(run: Run, sizes: Mapping[str, Any]) -> Model:
     """The architecture of some sizes, checked against all but the tokenizer."""
     spec = run.model.build_spec(**sizes)
     if spec.context is not None and spec.context < run.data.length:

@@ -176,7 +176,8 @@ class _Training:
         """Tells the view what speed is to be measured by."""
         device = next(self.model.parameters()).device
         rate = gemm_rate(device, AUTOCAST.get(self.precision, torch.float32)) * world()
-        flops = flops_per_token(self.model, self.feed.length)
+        length = self.feed.length
+        flops = flops_per_token(self.model, length) if length is not None else 0.0
         warmup, steps = self.run.schedule.warmup, self.run.steps
         if warmup > steps // 2:
             self.view.note(f"schedule.warmup: {warmup} of {steps} steps, so the rate hardly reaches its peak")
