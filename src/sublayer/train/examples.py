@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..data.examples import Example, padded
 from ..errors import InputError, UsageError
-from ..nn.head import of_documents
+from ..nn.head import Classifier, Pooled, of_documents
 from ..nn.sublayer import Model, ModelOp
 from ..step import Step
 from .batch import Batch
@@ -109,7 +109,8 @@ class TextToText(OnExamples):
 
 
 class Classification(OnExamples):
-    """One of C classes for a text; its model's head pools (a class token, the mean, the last token)."""
+    """One of C classes for a text. A model without a head that pools gets one: of the first token, or of the last where
+    the model is a decoder."""
 
     kind: ClassVar[str] = "classification"
     labelled: ClassVar[bool] = True
@@ -118,6 +119,16 @@ class Classification(OnExamples):
 
     def check(self) -> None:
         self.require(0 <= self.smoothing < 1, f"smoothing is a share from 0 to below 1, got {self.smoothing}")
+
+    def adapt(self, model: Model, classes: int) -> Model:
+        if isinstance(model.head, Classifier) and model.head.pool is not None:
+            return model.replace(head=model.head.replace(classes=classes))
+        head = Classifier(classes, pool="last" if model.encoder is None else "first")
+        return model.replace(head=head, tied=False)
+
+    def fits(self, model: Model) -> None:
+        if model.encoder is not None and model.decoder is not None:
+            raise UsageError(f"objective: {self.kind} trains one trunk, an encoder or a decoder, and no translator")
 
     def example(self, values: Sequence[Any], words: Words, labels: Mapping[str, int], prefix: str) -> Example:
         text, name = values
@@ -155,6 +166,13 @@ class Tagging(OnExamples):
 
     kind: ClassVar[str] = "tags"
     labelled: ClassVar[bool] = True
+
+    def adapt(self, model: Model, classes: int) -> Model:
+        return model.replace(head=Classifier(classes), tied=False)
+
+    def fits(self, model: Model) -> None:
+        if model.encoder is None or model.decoder is not None:
+            raise UsageError(f"objective: {self.kind} trains encoders, and nothing else")
 
     def example(self, values: Sequence[Any], words: Words, labels: Mapping[str, int], prefix: str) -> Example:
         texts, tags = values
@@ -195,9 +213,12 @@ class Contrastive(OnExamples):
     def check(self) -> None:
         self.require(self.temperature > 0, f"temperature is above 0, got {self.temperature}")
 
+    def adapt(self, model: Model, classes: int) -> Model:
+        return model if isinstance(model.head, Pooled) else model.replace(head=Pooled("mean"), tied=False)
+
     def fits(self, model: Model) -> None:
         if model.encoder is None or model.decoder is not None:
-            raise UsageError(f"objective: {self.kind} trains encoders whose head pools, and nothing else")
+            raise UsageError(f"objective: {self.kind} trains encoders, and nothing else")
         refuse_causal(self, model)
 
     def example(self, values: Sequence[Any], words: Words, labels: Mapping[str, int], prefix: str) -> Example:

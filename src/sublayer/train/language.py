@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
+from ..nn.embed import Embed
+from ..nn.head import Head
 from ..nn.sublayer import Model, ModelOp
+from ..recipes.bert import masked_tokens
 from ..step import Step
 from ..text.tokenizer import Tokenizer
 from .batch import Batch
@@ -169,9 +172,14 @@ class Masked(Objective):
         rest = self.hidden >= 0 and self.replaced >= 0 and self.hidden + self.replaced <= 1
         self.require(rest, f"hidden and replaced are shares of one whole, got {self.hidden} and {self.replaced}")
 
+    def adapt(self, model: Model, classes: int) -> Model:
+        if isinstance(model.head, Head) or not isinstance(model.embedding, Embed):
+            return model
+        return model.replace(head=masked_tokens(), tied=True)
+
     def fits(self, model: Model) -> None:
-        if model.encoder is None or model.decoder is not None or model.head is None:
-            raise UsageError(f"objective: {self.kind} trains encoders with a head, and nothing else")
+        if model.encoder is None or model.decoder is not None or not isinstance(model.head, Head):
+            raise UsageError(f"objective: {self.kind} trains encoders of tokens, and nothing else")
         refuse_causal(self, model)
 
     def collate(self, rows: Rows, words: Words, generator: torch.Generator, *, segments: bool = True) -> Batch:

@@ -37,6 +37,10 @@ class Objective(Spec):
         changes = {name: 0.0 for name in ("z_loss", "smoothing") if hasattr(self, name)}
         return self.replace(**changes)
 
+    def adapt(self, model: Model, classes: int) -> Model:
+        """The architecture with a head that answers what is asked, where its own does not; `classes` of labels."""
+        return model
+
     def fits(self, model: Model) -> None:
         """Raises UsageError for an architecture that it cannot train."""
 

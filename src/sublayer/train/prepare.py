@@ -126,7 +126,7 @@ def spec_of(run: Run, tokenizer: Tokenizer | None, sizes: Mapping[str, Any]) -> 
 
 def _spec_for(run: Run, sizes: Mapping[str, Any]) -> Model:
     """The architecture of some sizes, checked against all but the tokenizer."""
-    spec = run.model.build_spec(**sizes)
+    spec = run.objective.adapt(run.model.build_spec(**sizes), sizes.get("classes", 0))
     if spec.context is not None and spec.context < run.data.length:
         raise UsageError(f"data.length: {run.data.length} is more than the model's {spec.context} positions")
     run.objective.fits(spec)

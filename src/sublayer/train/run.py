@@ -386,9 +386,9 @@ class _Training:
             score = self._score(run.eval.final, stride, shown=True)
             if self.feed.tokenizer is not None:
                 self.feed.tokenizer.save(self.out / "model")
+            save(self.model, self.out / "model")
             if (self.out / "labels.json").exists():
                 shutil.copyfile(self.out / "labels.json", self.out / "model" / "labels.json")
-            save(self.model, self.out / "model")
         seconds = self.seconds + time.monotonic() - began
         about = {**asdict(score), "loss": score.loss, "perplexity": score.perplexity}
         about |= {"bits_per_byte": score.bits_per_byte if score.bytes else None, "step": self.step, "seconds": seconds}
