@@ -68,6 +68,10 @@ PUBLISHED = {
     "linear-transformer-cifar10": (12_767_744, 0),
     # as transformers' own classes count on meta
     "qwen3-next-80b-a3b": (79_674_391_296, 24 * KIB),
+    "qwen3.5-0.8b": (752_393_024, 12 * KIB),
+    "qwen3.5-27b": (26_895_998_464, 64 * KIB),
+    "qwen3.5-122b-a10b": (122_111_526_912, 24 * KIB),
+    "qwen3.5-397b-a17b": (396_346_350_336, 30 * KIB),
     "qwen3.5-9b": (8_953_803_264, 32 * KIB),
     "qwen3.5-35b-a3b": (34_660_610_688, 20 * KIB),
     # by arithmetic: the paper's 249M have adaptive embeddings of 38M, ours plain ones of 274M
@@ -159,6 +163,8 @@ ACTIVE = {
     "qwen3-235b-a22b": 22_190_763_520,
     "gpt-oss-20b": 4_187_440_704,  # the model card's 3.61B and 5.13B leave out the embedding's 0.58B
     "gpt-oss-120b": 5_711_982_912,
+    "qwen3.5-122b-a10b": 9_771_288_576,
+    "qwen3.5-397b-a17b": 17_349_040_896,
 }  # parameters that a token goes through
 
 

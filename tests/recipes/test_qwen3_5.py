@@ -85,8 +85,13 @@ def test_a_model_with_experts_is_written_as_qwen3_next() -> None:
 
 
 def test_published_keys_that_change_no_answer_to_text_are_read() -> None:
-    published = config(rope_parameters=MROPE, attn_output_gate=True, mtp_num_hidden_layers=1)
-    assert from_hf(published) == from_hf(config(rope_parameters=MROPE))
+    spec, _ = from_hf(config(rope_parameters=MROPE))
+    text = config(rope_parameters=MROPE, attn_output_gate=True, mtp_num_hidden_layers=1, mamba_ssm_dtype="float32",
+                  mlp_only_layers=[], partial_rotary_factor=0.5, full_attention_interval=4)  # fmt: skip
+    assert from_hf(text)[0] == spec
+    whole = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "text_config": text,
+             "vision_config": {"depth": 12}, "tie_word_embeddings": True, "image_token_id": 90}  # fmt: skip
+    assert from_hf(whole)[0] == spec.replace(tied=True)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +103,8 @@ def test_published_keys_that_change_no_answer_to_text_are_read() -> None:
         ("layer_types", ["linear_attention"]),
         ("vision_config", {"depth": 2}),
         ("intermediate_size", 0),
+        ("mlp_only_layers", [1]),
+        ("output_gate_type", "swish"),
     ],
 )
 def test_what_is_not_modelled_is_refused_in_one_line(key: str, value: object) -> None:

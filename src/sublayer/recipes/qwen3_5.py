@@ -40,10 +40,18 @@ __all__ = ["EXEMPT", "HF", "IGNORED", "NAMES", "PREFIX", "PREFIXES", "SIZES", "T
 qwen3_5 = qwen3_next
 
 SIZES: dict[str, dict[str, Any]] = {
+    "qwen3.5-0.8b": {"dim": 1024, "layers": 24, "heads": 8, "kv_heads": 2, "vocab": 248320, "tied": True,
+                     "ffn": FeedForward(3584, "silu", gated=True), "delta": GatedDelta(16, 16)},
     "qwen3.5-9b": {"dim": 4096, "layers": 32, "heads": 16, "kv_heads": 4, "vocab": 248320,
                    "ffn": FeedForward(12288, "silu", gated=True)},
+    "qwen3.5-27b": {"dim": 5120, "layers": 64, "heads": 24, "kv_heads": 4, "vocab": 248320,
+                    "ffn": FeedForward(17408, "silu", gated=True), "delta": GatedDelta(16, 48)},
     "qwen3.5-35b-a3b": {"dim": 2048, "layers": 40, "heads": 16, "kv_heads": 2, "vocab": 248320,
                         "ffn": experts(256, 8, 512, 512)},
+    "qwen3.5-122b-a10b": {"dim": 3072, "layers": 48, "heads": 32, "kv_heads": 2, "vocab": 248320,
+                          "ffn": experts(256, 8, 1024, 1024), "delta": GatedDelta(16, 64)},
+    "qwen3.5-397b-a17b": {"dim": 4096, "layers": 60, "heads": 32, "kv_heads": 2, "vocab": 248320,
+                          "ffn": experts(512, 10, 1024, 1024), "delta": GatedDelta(16, 64)},
 }  # fmt: skip
 TINY: dict[str, Any] = {
     "dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": FeedForward(24, "silu", gated=True), "vocab": 97,
@@ -94,6 +102,7 @@ def moe_from_hf(values: Mapping[str, Any]) -> Model:
 
 def _read(config: Config, ffn: FFN) -> Model:
     config.fix("attn_output_gate", True)
+    config.fix("mlp_only_layers", [])
     model = read(config, _of_text(config.values), ffn)
     config.done(*IRRELEVANT, "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
     return model
@@ -105,8 +114,9 @@ def _language_model(read: Callable[[Mapping[str, Any]], Model]) -> Callable[[Map
     def text(values: Mapping[str, Any]) -> Model:
         config = Config(values)
         inner = config.table("text_config")
-        config.done("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
-                    "tie_word_embeddings")  # fmt: skip
+        config.fix("language_model_only", False, True)
+        config.done("vision_config", "hidden_size", "image_token_id", "video_token_id", "vision_start_token_id",
+                    "vision_end_token_id", "tie_word_embeddings")  # fmt: skip
         return read(inner | {"tie_word_embeddings": config("tie_word_embeddings", inner.get("tie_word_embeddings"))})
 
     return text
