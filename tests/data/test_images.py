@@ -3,6 +3,7 @@
 import gzip
 import struct
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -81,12 +82,18 @@ def test_a_cut_gzip_is_refused(cut: int, tmp_path: Path) -> None:
         images(tmp_path)
 
 
-def test_a_short_file_that_claims_gigabytes_takes_no_memory(tmp_path: Path) -> None:
-    """gzip would hand out as much as a header of zeros asks for; here 1 MiB of it is real."""
-    path = tmp_path / "x.gz"
-    path.write_bytes(gzip.compress(bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**15, 2**8, 2**8) + bytes(2**20)))
-    with pytest.raises(InputError, match="says 2147483648 bytes, the file holds 1048576"):
-        idx(path, path)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_short_file_that_claims_gigabytes_takes_no_memory(packed: bool, tmp_path: Path) -> None:
+    path = tmp_path / ("x.gz" if packed else "x")
+    data = bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**15, 2**8, 2**8) + bytes(2**20)
+    path.write_bytes(gzip.compress(data) if packed else data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="says 2147483648 bytes, the file holds 1048576"):
+            idx(path, path)
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
 
 
 def test_labels_beyond_the_classes_are_refused(tmp_path: Path) -> None:
