@@ -149,6 +149,8 @@ PUBLISHED = {
     "mt5-large": (1_229_581_312, 96 * KIB),
     "mt5-xl": (3_742_619_648, 192 * KIB),
     "mt5-xxl": (12_921_057_280, 384 * KIB),
+    "grok-1": (315_684_820_992, 256 * KIB),  # by arithmetic; xAI says 314B
+    "mixture-small": (4_874_752, 6 * KIB),  # of our own making
     "qwen3-30b-a3b": (30_532_122_624, 96 * KIB),
     "qwen3-235b-a22b": (235_093_634_560, 188 * KIB),
     "gpt-oss-20b": (20_914_757_184, 48 * KIB),
@@ -159,6 +161,7 @@ ACTIVE = {
     "mixtral-8x22b": 39_152_031_744,
     "qwen3-next-80b-a3b": 3_874_929_408,
     "qwen3.5-35b-a3b": 3_454_988_928,
+    "grok-1": 83_756_587_008,
     "qwen3-30b-a3b": 3_353_032_704,
     "qwen3-235b-a22b": 22_190_763_520,
     "gpt-oss-20b": 4_187_440_704,  # the model card's 3.61B and 5.13B leave out the embedding's 0.58B

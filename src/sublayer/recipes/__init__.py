@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from .gpt2 import gpt2
     from .gpt_neox import gpt_neox
     from .gpt_oss import gpt_oss
+    from .grok import grok
     from .linear_transformer import linear_transformer
     from .llama import llama
     from .mamba import mamba
     from .mamba2 import mamba2
     from .mixtral import mixtral
+    from .mixture import mixture
     from .modernbert import modernbert
     from .olmo2 import olmo2
     from .phi3 import phi3
@@ -57,11 +59,13 @@ FAMILIES = (
     "gpt2",
     "gpt_neox",
     "gpt_oss",
+    "grok",
     "linear_transformer",
     "llama",
     "mamba",
     "mamba2",
     "mixtral",
+    "mixture",
     "modernbert",
     "olmo2",
     "phi3",
@@ -91,11 +95,13 @@ __all__ = [
     "gpt2",
     "gpt_neox",
     "gpt_oss",
+    "grok",
     "linear_transformer",
     "llama",
     "mamba",
     "mamba2",
     "mixtral",
+    "mixture",
     "model",
     "modernbert",
     "names",

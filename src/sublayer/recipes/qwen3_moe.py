@@ -141,7 +141,7 @@ def to_hf(model: Model) -> dict[str, Any]:
     """The config.json of a spec of this family; the caller checks that it reads back as the same spec."""
     attention, ffns = model.find("decoder.blocks.0.attn.op"), [b.sublayers[1].op for b in model.find("decoder.blocks")]
     dense = [layer for layer, ffn in enumerate(ffns) if isinstance(ffn, FeedForward)]
-    moe = next(ffn for ffn in ffns if isinstance(ffn, MoE))
+    moe: Any = next((ffn for ffn in ffns if isinstance(ffn, MoE)), None)
     return {
         "architectures": ["Qwen3MoeForCausalLM"],
         "model_type": "qwen3_moe",
