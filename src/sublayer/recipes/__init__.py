@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .gpt_neox import gpt_neox
     from .gpt_oss import gpt_oss
     from .grok import grok
+    from .jamba import jamba
     from .linear_transformer import linear_transformer
     from .llama import llama
     from .mamba import mamba
@@ -60,6 +61,7 @@ FAMILIES = (
     "gpt_neox",
     "gpt_oss",
     "grok",
+    "jamba",
     "linear_transformer",
     "llama",
     "mamba",
@@ -96,6 +98,7 @@ __all__ = [
     "gpt_neox",
     "gpt_oss",
     "grok",
+    "jamba",
     "linear_transformer",
     "llama",
     "mamba",

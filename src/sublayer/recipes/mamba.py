@@ -59,29 +59,29 @@ SIZES: dict[str, dict[str, Any]] = {
 TINY: dict[str, Any] = {"dim": 32, "layers": 2, "vocab": 61, "inner": 24, "state_size": 4}
 EXEMPT: dict[str, str] = {"kernels": "it has no attention, and so no attention kernels"}
 
+
+def mixer_rows(theirs: str, ours: str) -> list[Row]:
+    """The checkpoint table of one mixer."""
+    parts = {kind: tuple(f"{ours}.{name}.{kind}" for name in ("up", "gate")) for kind in ("weight", "bias")}
+    return [
+        *(Row(f"{theirs}.in_proj.{kind}", names, stacked(2)) for kind, names in parts.items()),
+        *(Row(f"{theirs}.{name}", f"{ours}.{name}") for name in ("A_log", "D")),
+        Row(f"{theirs}.dt_proj.bias", f"{ours}.dt_bias"),
+        *rows(
+            [
+                (f"{theirs}.conv1d", f"{ours}.conv"),
+                (f"{theirs}.x_proj", f"{ours}.select"),
+                (f"{theirs}.dt_proj", f"{ours}.dt"),
+                (f"{theirs}.out_proj", f"{ours}.out"),
+            ]
+        ),
+    ]
+
+
 NAMES: list[Row] = [
     Row("backbone.embeddings.weight", "decoder.embed.tokens.weight"),
-    *(
-        Row(
-            f"backbone.layers.{{}}.mixer.in_proj.{kind}",
-            tuple(f"decoder.blocks.{{}}.mixer.op.{name}.{kind}" for name in ("up", "gate")),
-            stacked(2),
-        )
-        for kind in ("weight", "bias")
-    ),
-    Row("backbone.layers.{}.mixer.dt_proj.bias", "decoder.blocks.{}.mixer.op.dt_bias"),
-    Row("backbone.layers.{}.mixer.A_log", "decoder.blocks.{}.mixer.op.A_log"),
-    Row("backbone.layers.{}.mixer.D", "decoder.blocks.{}.mixer.op.D"),
-    *rows(
-        [
-            ("backbone.layers.{}.norm", "decoder.blocks.{}.mixer.pre"),
-            ("backbone.layers.{}.mixer.conv1d", "decoder.blocks.{}.mixer.op.conv"),
-            ("backbone.layers.{}.mixer.x_proj", "decoder.blocks.{}.mixer.op.select"),
-            ("backbone.layers.{}.mixer.dt_proj", "decoder.blocks.{}.mixer.op.dt"),
-            ("backbone.layers.{}.mixer.out_proj", "decoder.blocks.{}.mixer.op.out"),
-            ("backbone.norm_f", "decoder.norm"),
-        ]
-    ),
+    *mixer_rows("backbone.layers.{}.mixer", "decoder.blocks.{}.mixer.op"),
+    *rows([("backbone.layers.{}.norm", "decoder.blocks.{}.mixer.pre"), ("backbone.norm_f", "decoder.norm")]),
     Row("lm_head.weight", "head.weight"),
 ]
 PREFIX = "backbone."
