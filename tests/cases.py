@@ -6,13 +6,17 @@ from typing import Any, cast
 
 import torch
 
+from sublayer.nn.embed import Embed
+from sublayer.nn.feed_forward import FeedForward
 from sublayer.nn.head import Classifier, Transform
-from sublayer.nn.linear_attention import RandomFeatures
+from sublayer.nn.linear_attention import LinearAttention, RandomFeatures
 from sublayer.nn.moe import MoEOp
+from sublayer.nn.norm import LayerNorm
 from sublayer.nn.patches import Patches
+from sublayer.nn.position import Sinusoidal
 from sublayer.nn.rope import Rope
 from sublayer.nn.rope_scaling import DynamicNtk, Linear, Llama3, LongRope, Yarn
-from sublayer.nn.sublayer import Model
+from sublayer.nn.sublayer import Block, Model, Trunk, pre_norm
 from sublayer.recipes import FAMILIES, family
 from sublayer.recipes.dit import Noised
 from tests.contracts import Case, Document, texts
@@ -136,6 +140,20 @@ VARIANTS = (
     _variant("t5", "1.1", gated=True, activation="gelu_tanh", tied=False),
 )
 
-MODELS = (Case("two_stream", two_stream.two_stream(**two_stream.TINY), two_stream.EXEMPT, documents=_alignments),)
+
+def _both_ways() -> Model:
+    """An encoder of linear attention."""
+    attention = LinearAttention(4, causal=False)
+    block = Block((pre_norm("attn", attention, LayerNorm()), pre_norm("ffn", FeedForward(48), LayerNorm())))
+    return Model(32, encoder=Trunk(Embed(61, position=Sinusoidal()), (block, block), LayerNorm()))
+
+
+MODELS = (
+    Case("two_stream", two_stream.two_stream(**two_stream.TINY), two_stream.EXEMPT, documents=_alignments),
+    Case("linear attention both ways", _both_ways(), {
+        "incremental": "every token sees those after it, so none can be answered before they are known",
+        "kernels": "it has no softmax attention, so no kernel computes it",
+    }),
+)  # fmt: skip
 
 CASES = {case.name: case for case in (*map(_recipe, FAMILIES), *VARIANTS, *MODELS)}

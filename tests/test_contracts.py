@@ -184,6 +184,24 @@ def test_contract(name: str, contract: str) -> None:
     CONTRACTS[contract](case)
 
 
+@pytest.mark.parametrize("contract", ["incremental", "packing", "padding"])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("linear_transformer", "linear_attention.CHUNK"),
+        ("linear attention both ways", "linear_attention.CHUNK"),
+        ("mamba2", "ssd.CHUNK"),
+        ("qwen3_5", "delta.CHUNK"),
+        ("s4", "s4.BLOCK"),
+    ],
+)
+def test_a_contract_holds_over_the_edges_of_chunks(name: str, size: str, contract: str, monkeypatch) -> None:
+    """The documents of the contracts are shorter than a chunk as it is."""
+    monkeypatch.setattr(f"sublayer.nn.{size}", 4)
+    if contract not in CASES[name].exempt:
+        CONTRACTS[contract](CASES[name])
+
+
 @pytest.mark.parametrize("size", names_of_sizes())
 def test_size(size: str) -> None:
     parameters, bytes_a_token = PUBLISHED[size]
