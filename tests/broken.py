@@ -23,6 +23,7 @@ from sublayer.nn.attention import AttentionOp
 from sublayer.nn.delta import GatedDeltaOp
 from sublayer.nn.documents import Documents
 from sublayer.nn.experts import ExpertsOp
+from sublayer.nn.gated_convolution import GatedConvolutionOp
 from sublayer.nn.linear_attention import LinearAttentionOp
 from sublayer.nn.mamba import MambaOp
 from sublayer.nn.mask import Layout, Mask
@@ -352,6 +353,8 @@ BROKEN = (
            where="row 0", unseen=("incremental", "padding")),
     Broken("a recurrence's kernel reads on where a document starts", "rnn", "packing",
            around(Documents, "of", one_document_a_row), where="row 0", unseen=("incremental", "padding")),
+    Broken("a convolution reads over documents", "convolution", "packing",
+           around(GatedConvolutionOp, "forward", without_starts), where="row 0", unseen=("incremental", "padding")),
     Broken("no new beginning where a document starts", "seq2seq", "packing", around(*WRITER, without_starts),
            where="row 0"),
     Broken("linear attention sums over documents", "linear_transformer", "packing", around(*LINEAR, without_starts),

@@ -2,6 +2,7 @@
 architectures of tests/models, which prove the places that no recipe uses yet."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -124,6 +125,7 @@ VARIANTS = (
     _variant("llama", "dynamic NTK", length_dependent=True, rope=DYNAMIC),
     _variant("phi3", "LongRoPE", length_dependent=True, rope=LONG),
     _variant("llama", "LongRoPE", length_dependent=True, rope=LONG),
+    replace(_variant("convolution", "ConvS2S", encoder_layers=2, dilations=(2, 1), context=64), exempt={}),
     _variant("rnn", "Elman", kind="elman"),
     _variant("rnn", "GRU, tied", kind="gru", tied=True),
     _variant(

@@ -120,6 +120,7 @@ PUBLISHED = {
     "vit-s16": (22_050_664, 0),
     "vit-b16": (86_567_656, 0),
     "vit-l16": (304_326_632, 0),
+    "convs2s-en-ro": (146_496_576, 0),  # by arithmetic
     "lstm-medium": (19_780_400, 0),  # by arithmetic, with torch's two biases a gate; 20M in the literature
     "lstm-large": (66_034_000, 0),  # 66M in the literature
     "sutskever-2014": (384_000_000, 0),

@@ -9,6 +9,8 @@ from sublayer.nn.sublayer import ModelOp
 from sublayer.recipes import llama
 from sublayer.state import State
 from sublayer.text import Bytes
+from tests.cases import CASES
+from tests.contracts import rough
 from tests.decoding.models import ENCODER_DECODERS, SPECS, log_probability, next_logits, tiny
 
 PROMPT = [5, 9, 2]
@@ -165,6 +167,24 @@ def test_memory_moves_only_where_it_changes(monkeypatch) -> None:
     generate(tiny(ENCODER_DECODERS["t5"]), [[0]] * 6, sources=SOURCES, beams=4, max_tokens=8)
     assert moved[0]
     assert not any(moved[1:])
+
+
+DECODERS = [
+    name for name, case in CASES.items() if (case.language_model or case.translates) and not case.length_dependent
+]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_every_decoder_can_be_searched(name) -> None:
+    """Whatever a decoder keeps follows its beams (hf#46612: keys and values alone did): the score is the teacher-forced
+    log-probability."""
+    model, source = rough(CASES[name]), [4, 5, 6] if CASES[name].translates else None
+    sources = None if source is None else [source]
+    (row,) = generate(model, [PROMPT], sources=sources, beams=3, max_tokens=5, logprobs=0)
+    assert len({beam.ids for beam in row.beams}) == 3
+    for beam in row.beams:
+        expected = log_probability(model, PROMPT, beam.ids, source)
+        torch.testing.assert_close(torch.tensor(beam.logprobs, dtype=torch.float64), expected)
 
 
 def test_text_and_events_of_a_search() -> None:

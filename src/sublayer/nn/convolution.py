@@ -67,7 +67,7 @@ class ShortConvolutionOp(Op):
     def forward(self, x: Tensor, step: Step, state: State | None = None) -> Tensor:
         before = self.spec.kernel - 1
         past = None if state is None else state["inputs"].read(step).to(x.dtype)
-        row = None if step.segment is None else _Row.read(step, step.segment, before)
+        row = None if step.segment is None else Gathered.read(step, step.segment, before)
         if row is not None:
             x = row.gathered(x)
         known = F.pad(x, (0, 0, before, 0)) if past is None else torch.cat([past, x], 1)
@@ -87,7 +87,7 @@ class ShortConvolutionOp(Op):
 
 
 @dataclass(frozen=True)
-class _Row:
+class Gathered:
     """Rows with their real tokens moved to the front, in order."""
 
     order: Tensor | None  # [B, L] the token at each place; None: no padding stands before a token
@@ -95,7 +95,7 @@ class _Row:
     count: Tensor  # [B] real tokens
 
     @classmethod
-    def read(cls, step: Step, segment: Tensor, before: int) -> _Row:
+    def read(cls, step: Step, segment: Tensor, before: int) -> Gathered:
         real = segment != 0
         starts = (step.shared or Shared()).starts
         order = None
@@ -129,15 +129,15 @@ def _filtered(known: Tensor, weight: Tensor, begin: Tensor | None) -> Tensor:
     before = weight.shape[2] - 1
     y = known[:, before:] * weight[:, 0, before]
     for back in range(1, before + 1):
-        y = torch.addcmul(y, _shifted(known, begin, back, y.shape[1]), weight[:, 0, before - back])
+        y = torch.addcmul(y, shifted_back(known, begin, back, y.shape[1]), weight[:, 0, before - back])
     return y
 
 
-def _shifted(known: Tensor, begin: Tensor | None, back: int, length: int) -> Tensor:
+def shifted_back(known: Tensor, begin: Tensor | None, back: int, length: int) -> Tensor:
     """[B, L, C]: the input `back` tokens before each one, 0 where that is another document's."""
     first = known.shape[1] - length - back
-    shifted = known[:, first : first + length]
-    return shifted if begin is None else shifted.masked_fill(_hidden(begin, back), 0)
+    moved = known[:, first : first + length]
+    return moved if begin is None else moved.masked_fill(_hidden(begin, back), 0)
 
 
 def _hidden(begin: Tensor, back: int) -> Tensor:
@@ -164,5 +164,5 @@ class _Filtered(torch.autograd.Function):
         for back in range(before, -1, -1):
             shown = grad if begin is None else grad.masked_fill(_hidden(begin, back), 0)
             d_known[:, before - back : before - back + length].addcmul_(shown, weight[:, 0, before - back])
-            d_weight.append((grad * _shifted(known, begin, back, length)).sum((0, 1)))
+            d_weight.append((grad * shifted_back(known, begin, back, length)).sum((0, 1)))
         return d_known, torch.stack(d_weight, -1)[:, None], None

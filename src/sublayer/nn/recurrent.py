@@ -278,8 +278,8 @@ class ReaderOp(EmbedOp):
         sizes = {cast(RecurrentOp, layer).size for layer in self.layers}
         spec.require(len(sizes) == 1, "the layers of a reader leave states of one size: give them the same hidden")
 
-    def forward(self, ids: Tensor, step: Step) -> tuple[Tensor, Step]:
-        x, step = super().forward(ids, step)
+    def forward(self, ids: Tensor, step: Step, shared: Tensor | None = None) -> tuple[Tensor, Step]:
+        x, step = super().forward(ids, step, shared)
         ends = list[Tensor]()
         for layer in self.layers:
             x, last = cast(RecurrentOp, layer).read(x, step)

@@ -22,6 +22,7 @@ from ..nn.sublayer import Model
 if TYPE_CHECKING:
     from .bamba import bamba
     from .bert import bert
+    from .convolution import convolution
     from .deberta import deberta
     from .dinov2 import dinov2
     from .dit import dit
@@ -54,6 +55,7 @@ FAMILIES = (
     "bamba",
     "bert",
     "deberta",
+    "convolution",
     "dinov2",
     "dit",
     "gemma",
@@ -88,6 +90,7 @@ __all__ = [
     "FAMILIES",
     "bamba",
     "bert",
+    "convolution",
     "deberta",
     "dinov2",
     "dit",
