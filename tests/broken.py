@@ -37,6 +37,7 @@ from sublayer.nn.reference import Options
 from sublayer.nn.rope import Rope
 from sublayer.nn.s4 import S4Op
 from sublayer.recipes import family
+from sublayer.recipes.deberta import Neighbours
 from sublayer.state import Handle, PerMemory, PerSlot, PerToken, State
 from sublayer.step import Place, Step
 
@@ -253,6 +254,11 @@ def choices_of_the_first(route: Any, op: MoEOp, x: Tensor, step: Step) -> Routin
     return routing._replace(chosen=routing.chosen[:, :1].expand_as(routing.chosen))
 
 
+def over_the_edge(forward: Any, op: Neighbours, x: Tensor, step: Step, state: State | None = None) -> Tensor:
+    """The convolution of a document's last token sees what lies behind it."""
+    return forward(op, x, step.replace(segment=None), state)
+
+
 # --- the rest ---
 
 
@@ -384,6 +390,8 @@ BROKEN = (
            where="row", unseen=("round trip",)),
     Broken("a row's tokens share their experts", "mixtral", "incremental", around(MoEOp, "route", choices_of_the_first),
            where="token_by_token"),
+    Broken("a convolution reaches into the next document", "deberta, convolved", "packing",
+           around(Neighbours, "forward", over_the_edge), where="row 0"),
     Broken("a Python number changes from call to call", "llama", "compile",
            around(RMSNormOp, "forward", counts_its_calls)),
     Broken("export is not the inverse of import", "gpt2", "round trip", exported_in_another_order, where="hf"),

@@ -102,6 +102,7 @@ CAPPED: dict[str, Any] = {"qk_norm": False, "softcap": 3.0, "logit_cap": 4.0, "s
 BOTH_WAYS = {"incremental": "Queries see both ways, so nothing can be continued."}
 
 VARIANTS = (
+    _variant("deberta", "convolved", kernel=3),
     _variant("deberta", "v1", buckets=None, shared=False, key_bias=False, relative_norm=False, context=32),
     _variant("bert", "classes of documents", head=Classifier(5, "first", Transform("tanh"))),
     _variant("dinov2", "registers", registers=3),

@@ -49,9 +49,11 @@ PUBLISHED = {
     "gemma3-12b": (11_766_034_176, 384 * KIB),
     "gemma3-27b": (27_009_346_304, 496 * KIB),
     "embeddinggemma-300m": (302_863_104, 0),
-    # By transformers' classes with the published configurations; the cards round to 134M … 434M.
+    # By transformers' classes with the published configurations; which the cards round.
     "deberta-base": (138_601_728, 0),
     "deberta-large": (405_163_008, 0),
+    "deberta-v2-xlarge": (884_593_152, 0),
+    "deberta-v2-xxlarge": (1_564_549_632, 0),
     "deberta-v3-xsmall": (70_682_112, 0),
     "deberta-v3-small": (141_304_320, 0),
     "deberta-v3-base": (183_831_552, 0),

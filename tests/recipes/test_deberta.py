@@ -55,6 +55,8 @@ def tiny(**changes: Any) -> Model:
         {"position_buckets": -1, "max_relative_positions": -1},
         {"position_buckets": 6, "max_relative_positions": 8},
         {"layer_norm_eps": 1e-2, "hidden_act": "relu"},
+        {"conv_kernel_size": 3},
+        {"conv_kernel_size": 5, "conv_act": "gelu"},
     ],
     ids=str,
 )
@@ -78,7 +80,9 @@ def test_absolute_positions_and_types_besides_equal_theirs(line: str, tmp_path) 
 
 
 def test_left_padded_rows_equal_theirs(tmp_path) -> None:
-    check_parity(made(), tmp_path, IDS, Step(segment=PADDED), PADDED.bool(), attention_mask=PADDED)
+    for name, kernel in (("plain", 0), ("convolved", 3)):
+        theirs = made(conv_kernel_size=kernel)
+        check_parity(theirs, tmp_path / name, IDS, Step(segment=PADDED), PADDED.bool(), attention_mask=PADDED)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -91,7 +95,8 @@ def test_every_head_equals_theirs(line: str, suffix: str, tmp_path) -> None:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("line", LINES)
 def test_export_is_exact_and_read_by_transformers(line: str, suffix: str, tmp_path) -> None:
-    check_heads_export(made(line, suffix, pooler_dropout=0.2, cls_dropout=0.3), tmp_path)
+    conv = {"conv_kernel_size": 3} if line == "DebertaV2" else {}
+    check_heads_export(made(line, suffix, pooler_dropout=0.2, cls_dropout=0.3, **conv), tmp_path)
 
 
 @pytest.mark.parametrize(("buckets", "distance"), [(256, 512), (4, 9), (6, 8), (2, 30)])
@@ -141,7 +146,9 @@ def test_training_drops_distances_too() -> None:
         ("pos_att_type", ["p2p"], "pos_att_type"),
         ("pos_att_type", [], "pos_att_type"),
         ("norm_rel_ebd", "batch_norm", "norm_rel_ebd"),
-        ("conv_kernel_size", 3, "conv_kernel_size"),
+        ("conv_kernel_size", 2, "kernel=2 has no middle"),
+        ("conv_act", "mish", "conv_act"),
+        ("conv_groups", 2, "conv_groups"),
         ("embedding_size", 16, "embedding_size"),
         ("pooler_hidden_size", 16, "pooler_hidden_size"),
         ("pooler_hidden_act", "mish", "pooler_hidden_act"),

@@ -17,21 +17,24 @@ from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import SpecError
 from ..names import Row, interleaved, rows
 from ..nn.attention import Attention, AttentionOp, positions
 from ..nn.constant import constant, traced_as_constant
 from ..nn.embed import Embed, EmbedOp
+from ..nn.feed_forward import ACTIVATIONS as ACTS
 from ..nn.feed_forward import Activation, FeedForward
 from ..nn.head import Classifier, Head, Spans, Transform
+from ..nn.initialise import Init, normal
 from ..nn.mask import Mask
 from ..nn.norm import LayerNorm
-from ..nn.op import Context, Part
+from ..nn.op import Context, Extras, Op, Part, Tree
 from ..nn.position import Learned
 from ..nn.projection import Projection, table
-from ..nn.sublayer import Block, Model, Trunk, post_norm, repeat
+from ..nn.sublayer import Block, BlockOp, Model, Trunk, post_norm, repeat
+from ..state import State
 from ..step import Step
 from .bert import ACTIVATIONS, classes, encoder_names, labelled, masked_tokens, prefixed
 from .config import Config
@@ -160,6 +163,74 @@ class RelativeEmbedOp(EmbedOp):
         return x, step.replace(condition=vectors if self.relative_norm is None else self.relative_norm(vectors, step))
 
 
+class ConvolvedBlock(Block):
+    """A block to whose output a convolution of its input is added: norm(block(x) + activation(convolution(x))).
+
+    The largest models of v2 have it as their first.
+    """
+
+    kernel: int = 3
+    """How many neighbours each token's convolution sees, itself in the middle; those of its document alone."""
+    activation: Activation = "tanh"
+    """What the convolution goes through."""
+    norm: LayerNorm = LayerNorm(1e-7)
+    """After the sum."""
+    dropout: float = 0.0
+    """Share of the convolution's output zeroed while training."""
+
+    def check(self) -> None:
+        super().check()
+        self.require(self.kernel % 2 == 1, f"kernel={self.kernel} has no middle: give an odd number")
+        self.require(0 <= self.dropout < 1, f"dropout is a share from 0 to below 1, got {self.dropout}")
+
+    def build(self, dim: int, context: Context) -> ConvolvedBlockOp:
+        return ConvolvedBlockOp(self, dim, context)
+
+
+class ConvolvedBlockOp(BlockOp):
+    """(x, step, state) → (y, extras)."""
+
+    def __init__(self, spec: ConvolvedBlock, dim: int, context: Context) -> None:
+        super().__init__(spec, dim, context)
+        self.convolved = spec
+        self.conv = Neighbours(dim, spec.kernel)
+        self.norm = spec.norm.build(dim, context)
+
+    def forward(self, x: Tree, step: Step, state: State | None = None) -> tuple[Tree, Extras]:
+        y, extras = super().forward(x, step, state)
+        assert isinstance(x, Tensor)
+        assert isinstance(y, Tensor)
+        near = F.dropout(self.conv(x, step), self.convolved.dropout, self.training)
+        return self.norm(y + ACTS[self.convolved.activation](near), step), extras
+
+
+class Neighbours(Op):
+    """[B, L, D] → [B, L, D]: a convolution over each document, which sees zeros beyond its ends. The weight is
+    [D, D, K], as Conv1d's."""
+
+    matrices = ("weight",)
+
+    def __init__(self, dim: int, kernel: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim, dim, kernel))
+        self.bias = nn.Parameter(torch.empty(dim))
+
+    def initialise(self, generator: torch.Generator, init: Init) -> None:
+        normal(self.weight, init.matrix(self.weight.shape[1]), generator)
+        self.bias.zero_()
+
+    def forward(self, x: Tensor, step: Step, state: State | None = None) -> Tensor:
+        reach = self.weight.shape[2] // 2
+        if step.segment is None:
+            return F.conv1d(x.mT, self.weight, self.bias, padding=reach).mT
+        y, L = self.bias.expand_as(x), x.shape[1]
+        wide, segment = F.pad(x, (0, 0, reach, reach)), F.pad(step.segment, (reach, reach))
+        for tap, weight in enumerate(self.weight.unbind(2)):
+            own = (segment[:, tap : tap + L] == step.segment) & (step.segment != 0)
+            y = y + F.linear(wide[:, tap : tap + L].masked_fill(~own[:, :, None], 0), weight)
+        return y
+
+
 def deberta(
     dim: int,
     layers: int,
@@ -175,13 +246,15 @@ def deberta(
     shared: bool = True,
     key_bias: bool = True,
     relative_norm: bool = True,
+    kernel: int | None = None,
+    conv_activation: Activation = "tanh",
     activation: Activation = "gelu",
     eps: float = 1e-7,
     dropout: float = 0.0,
     head: Part | None = None,
 ) -> Model:
-    """The architecture; hidden None is 4 · dim, context how many absolute positions are learned besides (None: none).
-    A Head is tied to the embedding."""
+    """The architecture; hidden None is 4 · dim, context how many absolute positions are learned besides (None: none),
+    kernel that of the first layer's convolution (None: none). A Head is tied to the embedding."""
     norm = LayerNorm(eps)
     attention = Disentangled(
         heads, causal=False, bias=True, dropout=dropout, terms=terms, distance=distance, buckets=buckets, shared=shared,
@@ -193,13 +266,21 @@ def deberta(
         vocab, position=Learned(context) if context else None, types=types, norm=norm, dropout=dropout,
         relative=2 * attention.span, relative_norm=norm if relative_norm else None,
     )  # fmt: skip
-    return Model(dim, encoder=Trunk(embed, repeat(block, layers)), head=head, tied=isinstance(head, Head))
+    blocks = repeat(block, layers)
+    if kernel is not None:
+        conv = ConvolvedBlock(
+            block.sublayers, kernel=kernel, activation=conv_activation, norm=norm, dropout=dropout
+        )  # fmt: skip
+        blocks = (conv, *blocks[1:])
+    return Model(dim, encoder=Trunk(embed, blocks), head=head, tied=isinstance(head, Head))
 
 
 V1: dict[str, Any] = {"vocab": 50265, "buckets": None, "shared": False, "key_bias": False, "relative_norm": False}
 SIZES: dict[str, dict[str, Any]] = {
     "deberta-base": {"dim": 768, "layers": 12, "heads": 12} | V1,
     "deberta-large": {"dim": 1024, "layers": 24, "heads": 16} | V1,
+    "deberta-v2-xlarge": {"dim": 1536, "layers": 24, "heads": 24, "kernel": 3, "conv_activation": "gelu"},
+    "deberta-v2-xxlarge": {"dim": 1536, "layers": 48, "heads": 24, "kernel": 3, "conv_activation": "gelu"},
     "deberta-v3-xsmall": {"dim": 384, "layers": 12, "heads": 6},
     "deberta-v3-small": {"dim": 768, "layers": 6, "heads": 12},
     "deberta-v3-base": {"dim": 768, "layers": 12, "heads": 12},
@@ -240,6 +321,8 @@ def NAMES(model: Model) -> list[Row]:
         [
             ("encoder.rel_embeddings", "encoder.embed.relative"),
             ("encoder.LayerNorm", "encoder.embed.relative_norm"),
+            ("encoder.conv.conv", "encoder.blocks.0.conv"),
+            ("encoder.conv.LayerNorm", "encoder.blocks.0.norm"),
         ]
     )
     return encoder if model.head is None else prefixed("deberta.", encoder) + HEAD[type(model.head)]
@@ -312,7 +395,8 @@ def _read(second: bool, suffix: str, values: Mapping[str, Any]) -> Model:
     config.fix("talking_head", False)
     for key in ("embedding_size", "pooler_hidden_size"):
         config.fix(key, dim)
-    config.fix("conv_kernel_size", 0)
+    config.fix("conv_groups", 1)
+    kernel = config.count("conv_kernel_size", 0, least=0) if second else 0
     distance = config.given("max_relative_positions", -1)
     buckets = config.given("position_buckets", -1) if second else -1
     norm = config("norm_rel_ebd", "none") if second else "none"
@@ -333,12 +417,14 @@ def _read(second: bool, suffix: str, values: Mapping[str, Any]) -> Model:
         shared=config("share_att_key", False) if second else False,
         key_bias=second,
         relative_norm=norm == "layer_norm",
+        kernel=kernel or None,
+        conv_activation=config.choose("conv_act", ACTIVATIONS, "tanh"),
         activation=activation,
         eps=eps,
         dropout=config("hidden_dropout_prob", 0.1),
         head=_head(config, suffix, activation, eps),
     ).override(**{"encoder.blocks.*.attn.op.dropout": config("attention_probs_dropout_prob", 0.1)})
-    config.done("legacy", "tie_word_embeddings", "conv_act", "conv_groups", "cls_dropout", "pooler_dropout")
+    config.done("legacy", "tie_word_embeddings", "cls_dropout", "pooler_dropout")
     return model
 
 
@@ -375,6 +461,9 @@ def to_hf(model: Model) -> dict[str, Any]:
                        "pooler_hidden_act": acts[before.activation]}  # fmt: skip
     if not attention.key_bias:
         return config | {"architectures": [f"Deberta{suffix}"], "model_type": "deberta"}
+    block = model.find("encoder.blocks")[0]
+    if isinstance(block, ConvolvedBlock):
+        config |= {"conv_kernel_size": block.kernel, "conv_act": acts[block.activation]}
     return config | {
         "architectures": [f"DebertaV2{suffix}"],
         "model_type": "deberta-v2",
