@@ -9,6 +9,7 @@ import torch
 
 from sublayer.nn.embed import Embed
 from sublayer.nn.feed_forward import FeedForward
+from sublayer.nn.frames import Frames
 from sublayer.nn.head import Classifier, Transform
 from sublayer.nn.linear_attention import LinearAttention, RandomFeatures
 from sublayer.nn.moe import MoEOp
@@ -58,6 +59,8 @@ def _variant(
 
 
 def _documents(spec: Model) -> Callable[[Case, Sequence[int], int], list[Document]]:
+    if spec.encoder is not None and isinstance(spec.encoder.embed, Frames):
+        return _recordings
     kinds = {Patches: _images, Noised: _noised}
     return kinds.get(type(spec.embedding), texts)
 
@@ -85,6 +88,19 @@ def _noised(case: Case, lengths: Sequence[int], seed: int) -> list[Document]:
 
 def _noise(front: Patches, generator: torch.Generator) -> torch.Tensor:
     return torch.randn(front.channels, *front.image, generator=generator)
+
+
+def _recordings(case: Case, lengths: Sequence[int], seed: int) -> list[Document]:
+    """Random ids, each text of a recording of its own, as long as the model hears."""
+    generator, front = torch.Generator().manual_seed(seed), cast(Frames, cast(Trunk, case.spec.encoder).embed)
+    vocab = cast(int, case.spec.vocab)
+    return [
+        Document(
+            torch.randint(vocab, (length,), generator=generator),
+            torch.randn(2 * front.length, front.features, generator=generator),
+        )
+        for length in lengths
+    ]
 
 
 def _alignments(case: Case, lengths: Sequence[int], seed: int) -> list[Document]:

@@ -42,7 +42,7 @@ class Document:
     inputs: Any
     """[L] ids, or the tree of tensors that the model's front end takes."""
     source: Tensor | None = None
-    """[M] ids for an encoder-decoder."""
+    """[M] ids for an encoder-decoder, or [T, F] frames."""
 
 
 def texts(case: Case, lengths: Sequence[int], seed: int) -> list[Document]:
@@ -166,6 +166,12 @@ def side_by_side(rows: Sequence[Tensor], pad: Padding | None) -> tuple[Tensor, T
     return tokens, segment, where
 
 
+def sources_of(documents: Sequence[Document], pad: Padding | None) -> tuple[Tensor, Tensor | None]:
+    """(sources [B, M], memory_segment); frames, which are all of one length, are not padded."""
+    sources = [cast(Tensor, document.source) for document in documents]
+    return side_by_side(sources, None if sources[0].is_floating_point() else pad)[:2]
+
+
 class Part(NamedTuple):
     """Tokens start … stop of a document, for a slot."""
 
@@ -193,7 +199,7 @@ class Decoding:
         ids, segment, where = side_by_side([part.document.inputs[part.start : part.stop] for part in parts], pad)
         source, memory_segment = None, None
         if self.case.translates and all(part.start == 0 for part in parts):
-            source, memory_segment, _ = side_by_side([cast(Tensor, part.document.source) for part in parts], pad)
+            source, memory_segment = sources_of([part.document for part in parts], pad)
         slots = None if implicit else torch.tensor([part.slot for part in parts])
         step = Step(slots=slots, segment=segment, memory_segment=memory_segment)
         logits = run(self.call, ids, step, self.state, source=source)
@@ -549,7 +555,7 @@ def _padded_equal_alone(case: Case, model: ModelOp, side: Padding) -> None:
     ids, segment, where = side_by_side([document.inputs for document in documents], side)
     source, memory_segment = None, None
     if case.translates:
-        source, memory_segment, _ = side_by_side([cast(Tensor, document.source) for document in documents], side)
+        source, memory_segment = sources_of(documents, side)
     logits = run(model, ids, Step(segment=segment, memory_segment=memory_segment), source=source)
     for document, row, tokens in zip(documents, logits, where, strict=True):
         assert_near(row[tokens], alone(model, document), EXACT[logits.dtype])
@@ -759,6 +765,8 @@ def _batch_to_learn(case: Case) -> tuple[Any, Step, Tensor | None, Tensor]:
     ids = torch.randint(4, (rows, length), generator=generator)
     ids[:, 0] = 5 if case.translates else 5 + torch.arange(rows)
     source = torch.randint(5, 20, (rows, 4), generator=generator) if case.translates else None
+    if case.translates and case.documents is not texts:  # frames
+        source = sources_of(case.documents(case, [1] * rows, 22), None)[0]
     return ids[:, :-1], Step(), source, ids[:, 1:]
 
 

@@ -195,11 +195,11 @@ def compare(
 
 
 def asked(ids: Tensor, source: Tensor | None) -> dict[str, Any]:
-    """What their forward is given: ids, or, with an encoder, its ids or frames and the decoder's ids."""
+    """What their forward is given: ids, or, with an encoder, its ids or frames [B, T, F] and the decoder's ids."""
     if source is None:
         return {"input_ids": ids, "use_cache": False}
-    name = "input_features" if source.is_floating_point() else "input_ids"
-    return {name: source, "decoder_input_ids": ids, "use_cache": False}
+    read = {"input_features": source.transpose(1, 2)} if source.is_floating_point() else {"input_ids": source}
+    return read | {"decoder_input_ids": ids, "use_cache": False}
 
 
 def agree(

@@ -135,6 +135,18 @@ PUBLISHED = {
     "qwen3-32b": (32_762_123_264, 256 * KIB),
     "mixtral-8x7b": (46_702_792_704, 128 * KIB),
     "mixtral-8x22b": (140_620_634_112, 224 * KIB),
+    # Without the encoder's sinusoids, as the authors' own code counts: transformers stores 1500 · D numbers more.
+    "whisper-tiny": (37_184_640, 6 * KIB),
+    "whisper-tiny.en": (37_184_256, 6 * KIB),
+    "whisper-base": (71_825_920, 12 * KIB),
+    "whisper-base.en": (71_825_408, 12 * KIB),
+    "whisper-small": (240_582_912, 36 * KIB),
+    "whisper-small.en": (240_582_144, 36 * KIB),
+    "whisper-medium": (762_321_920, 96 * KIB),
+    "whisper-medium.en": (762_320_896, 96 * KIB),
+    "whisper-large": (1_541_384_960, 160 * KIB),
+    "whisper-large-v3": (1_541_570_560, 160 * KIB),
+    "whisper-large-v3-turbo": (806_958_080, 20 * KIB),
     # By arithmetic, biases included; the paper rounds to 65M and 213M.
     "transformer-base": (63_082_496, 12 * KIB),
     "transformer-big": (214_245_376, 24 * KIB),

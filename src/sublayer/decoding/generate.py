@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import SublayerError
 from ..nn.sublayer import ModelOp
 from .beam import Hypothesis, Search
-from .request import Options, Prompts, Row, read_options, read_rows
+from .request import Frames, Options, Prompts, Row, read_options, read_rows
 from .sample import best, log_probabilities, precise, sample
 from .slots import Slots, evaluating
 from .stop import GrowingText
@@ -72,7 +72,7 @@ def generate(
     prompts: Prompts,
     *,
     tokenizer: Tokenizer | None = None,
-    sources: Prompts | None = None,
+    sources: Prompts | Frames | None = None,
     seed: int | Sequence[int] | None = None,
     **options: Any,
 ) -> list[Generated]:
@@ -98,7 +98,7 @@ def stream(
     prompts: Prompts,
     *,
     tokenizer: Tokenizer | None = None,
-    sources: Prompts | None = None,
+    sources: Prompts | Frames | None = None,
     seed: int | Sequence[int] | None = None,
     **options: Any,
 ) -> Stream:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ..text.tokenizer import Tokenizer
 
 Prompts = str | Tensor | Sequence[int] | Sequence[str | Sequence[int]]
+Frames = Tensor | Sequence[Tensor]
+"""Sources for an encoder that reads no tokens: [B, T, F], or one [T, F] a prompt."""
 
 
 class Options(Spec):
@@ -95,7 +97,7 @@ def read_options(given: Mapping[str, Any]) -> Options:
 def read_rows(
     model: ModelOp,
     prompts: Prompts,
-    sources: Prompts | None,
+    sources: Prompts | Frames | None,
     seed: int | Sequence[int] | None,
     tokenizer: Tokenizer | None,
     options: Options,
@@ -177,14 +179,15 @@ def _row_ids(row: str | Sequence[int] | Tensor, what: str, tokenizer: Tokenizer 
 
 
 def _read_sources(
-    model: ModelOp, sources: Prompts | None, rows: int, tokenizer: Tokenizer | None
-) -> Sequence[tuple[int, ...] | None]:
+    model: ModelOp, sources: Prompts | Frames | None, rows: int, tokenizer: Tokenizer | None
+) -> Sequence[tuple[int, ...] | Tensor | None]:
     if sources is None:
         return [None] * rows
     embed = cast(Trunk, model.spec.encoder).embed
-    if not isinstance(embed, Embed):
-        raise UsageError(f"the encoder reads {type(embed).__name__}, sources can only be token ids")
-    found = _read_ids(sources, "source", tokenizer, embed.vocab)
+    if isinstance(embed, Embed):
+        found = _read_ids(cast(Prompts, sources), "source", tokenizer, embed.vocab)
+    else:
+        found = _read_frames(sources, type(embed).__name__)
     if len(found) != rows:
         raise UsageError(f"{len(found)} sources for {rows} prompts: give one source a prompt")
     limit, of = _limit(cast(TrunkOp, model.encoder), None)
@@ -192,6 +195,15 @@ def _read_sources(
         if limit is not None and len(source) > limit:
             raise InputError(f"row {index}: the source of {len(source)} tokens is longer than {of}")
     return found
+
+
+def _read_frames(sources: Any, front: str) -> list[Tensor]:
+    """[B, T, F], or a list of [T, F] of various lengths."""
+    rows = list(sources)
+    fits = all(isinstance(row, Tensor) and row.is_floating_point() and row.dim() == 2 and len(row) for row in rows)
+    if not rows or not fits:
+        raise UsageError(f"the encoder reads {front}: sources are one floating-point tensor [T, F] a prompt")
+    return rows
 
 
 def _seeds(seed: int | Sequence[int] | None, rows: int, *, drawn: bool) -> Sequence[int | None]:

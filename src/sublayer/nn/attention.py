@@ -57,6 +57,8 @@ class Attention(Part):
     """What scores are multiplied by; None: H^−1/2."""
     bias: bool = False
     """Whether q, k and v have biases."""
+    k_bias: bool | None = None
+    """Whether k has one; None: as q and v. It moves all scores of a query alike, so Whisper has none."""
     out_bias: bool | None = None
     """Whether the output projection has one; None: as q, k and v."""
     gated: bool = False
@@ -114,7 +116,7 @@ class AttentionOp(Op):
         kv_heads = spec.kv_heads or spec.heads
         source = (context.memory or dim) if spec.cross else dim
         self.q = Projection(dim, spec.heads * self.head_size, spec.bias)
-        self.k = Projection(source, kv_heads * self.head_size, spec.bias)
+        self.k = Projection(source, kv_heads * self.head_size, spec.bias if spec.k_bias is None else spec.k_bias)
         self.v = Projection(source, kv_heads * self.head_size, spec.bias)
         out_bias = spec.bias if spec.out_bias is None else spec.out_bias
         self.out = Projection(spec.heads * self.head_size, dim, out_bias)

@@ -28,6 +28,9 @@ class Sinusoidal(Part):
     """The longest wavelength is 2π · theta."""
     layout: Literal["interleaved", "half"] = "interleaved"
     """Sine and cosine in turn (the paper), or all sines before all cosines (Marian, tensor2tensor)."""
+    reached: bool = False
+    """Whether the longest wavelength is one of those used: theta^(−i / (D/2 − 1)) (tensor2tensor, Whisper) rather than
+    theta^(−2i / D) (the paper)."""
 
     def check(self) -> None:
         self.require(self.theta > 0, f"theta is above 0, got {self.theta}")
@@ -276,7 +279,9 @@ def _distances(q_pos: Tensor, k_pos: Tensor) -> Tensor:
 
 @traced_as_constant
 def _frequencies(spec: Sinusoidal, dim: int) -> tuple[float, ...]:
-    return tuple(spec.theta ** (-2 * i / dim) for i in range((dim + 1) // 2))
+    count = (dim + 1) // 2
+    steps = max(count - 1, 1) if spec.reached else dim / 2
+    return tuple(spec.theta ** (-i / steps) for i in range(count))
 
 
 @traced_as_constant

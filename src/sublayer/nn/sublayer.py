@@ -219,7 +219,7 @@ class TrunkOp(nn.Module):
         if self.norm is not None:
             x = self.norm(x, step)
         if self.spec.dropout and self.training:
-            x = _dropped(x, self.spec.dropout)
+            x = _dropped(cast(Tree, x), self.spec.dropout)
         return cast(Tree, x), step, extras
 
 

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from .t5 import t5
     from .transformer import transformer
     from .vit import vit
+    from .whisper import whisper
 
 FAMILIES = (
     "bamba",
@@ -82,6 +83,7 @@ FAMILIES = (
     "t5",
     "transformer",
     "vit",
+    "whisper",
 )
 CONTRACTS = ("parity", "size", "incremental", "packing", "padding", "kernels", "round trip", "compile", "learning")
 
@@ -124,6 +126,7 @@ __all__ = [
     "to_hf",
     "transformer",
     "vit",
+    "whisper",
 ]
 
 
@@ -197,7 +200,7 @@ def to_hf(spec: Model) -> tuple[dict[str, Any], Any]:
         try:
             config = module.to_hf(spec)
             back, _ = from_hf(config)
-        except (SpecError, AttributeError, LookupError, TypeError, ValueError):  # a spec of another shape
+        except (SpecError, AttributeError, LookupError, TypeError, ValueError, StopIteration):  # of another shape
             continue
         if _same_function(back, spec):
             return config, module
@@ -217,6 +220,7 @@ def _spelled_out(data: Any, dim: int) -> Any:
         return data
     found = {key: _spelled_out(value, dim) for key, value in data.items()}
     if found.get("spec") == "Attention":
-        sizes = {"kv_heads": found["heads"], "head_size": dim // found["heads"], "out_bias": found["bias"]}
+        sizes = {"kv_heads": found["heads"], "head_size": dim // found["heads"], "out_bias": found["bias"],
+                 "k_bias": found["bias"]}  # fmt: skip
         found |= {key: size for key, size in sizes.items() if found[key] is None}
     return found
