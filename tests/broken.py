@@ -35,7 +35,6 @@ from sublayer.nn.position import T5BucketsOp
 from sublayer.nn.recurrent import ReaderOp
 from sublayer.nn.reference import Options
 from sublayer.nn.rope import Rope
-from sublayer.nn.s4 import S4Op
 from sublayer.recipes import family
 from sublayer.recipes.deberta import Neighbours
 from sublayer.state import Handle, PerMemory, PerSlot, PerToken, State
@@ -317,7 +316,7 @@ def says_nothing(forward: Any, op: AttentionOp, x: Tensor, *args: Any) -> Tensor
 
 
 ATTENTION, SCAN, WRITER = (AttentionOp, "_tokens"), (MambaOp, "forward"), (AdditiveOp, "forward")
-DELTA, S4 = (GatedDeltaOp, "forward"), (S4Op, "forward")
+DELTA = (GatedDeltaOp, "forward")
 LINEAR = (LinearAttentionOp, "forward")
 WINDOW = "llama, windows"
 
@@ -371,7 +370,7 @@ BROKEN = (
            where="row 0", unseen=("incremental", "padding")),
     Broken("padding fades the delta rule's memory", "qwen3_next", "padding", around(*DELTA, moved_by_padding),
            where="left", unseen=("incremental",)),
-    Broken("a state space convolves over documents", "s4", "packing", around(*S4, without_starts),
+    Broken("a state space convolves over documents", "s4", "packing", around(Documents, "of", one_document_a_row),
            where="row 0", unseen=("incremental", "padding")),
     Broken("a state space forgets what earlier calls left", "s4", "incremental", around(s4, "_advanced", forgets),
            where="chunked", unseen=("packing",)),

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..state import Leaf, PerSlot, State
-from ..step import Shared, Step, document_positions
+from ..step import Step
 from .chunks import wide
+from .documents import Documents
 from .initialise import Init, normal
 from .op import Context, Growth, Op, Part
 from .projection import Projection
@@ -115,7 +116,7 @@ class S4Op(Op):
         elif step.segment is None:
             y, now = system.run(u, past)
         else:
-            y, now = _by_document(system, u, past, step)
+            y, now = _by_document(system, u, past, step.segment)
         if state is not None and now is not None:
             state["x"].write(now, step)
         return y
@@ -323,31 +324,25 @@ def convolve(u: Tensor, kernel: Tensor) -> Tensor:
     return fft.irfft(fft.rfft(u, size, 1) * fft.rfft(kernel.T, size, 0), size, 1)[:, :length]
 
 
-def _by_document(system: System, u: Tensor, past: Tensor | None, step: Step) -> tuple[Tensor, Tensor | None]:
+def _by_document(system: System, u: Tensor, past: Tensor | None, segment: Tensor) -> tuple[Tensor, Tensor | None]:
     """Each document of packed rows alone, laid into a row of its own beside those of about its length."""
-    assert step.segment is not None
-    real, starts = step.segment != 0, (step.shared or Shared()).starts
-    starts = torch.zeros_like(real) if starts is None else starts
-    number = starts.long().cumsum(1)
-    last = number[:, -1].cumsum(0) + torch.arange(len(u), device=u.device)  # each row's last document, of all
-    document = number + (last - number[:, -1])[:, None]
-    place = document_positions(step.segment, starts)
-    lengths = torch.zeros(int(last[-1]) + 1, dtype=torch.long, device=u.device)
-    lengths = lengths.scatter_add(0, document.flatten(), real.long().flatten())
+    documents = Documents.of(segment)
+    tokens = u.flatten(0, 1)[documents.cells]
+    document, within = documents.spots // documents.longest, documents.spots % documents.longest
     states = None
     if past is not None:  # a row's first document goes on, the others begin
-        states = past.new_zeros(len(lengths), *past.shape[1:]).index_copy(0, document[:, 0], past)
-    y = torch.zeros_like(u)
-    for bits in range(int(lengths.max()).bit_length() - 1, -1, -1):  # the longest first: its kernel serves all
-        chosen = lengths >> bits == 1
+        states = past[documents.row].masked_fill((documents.place > 0)[:, None, None], 0)
+    y = torch.zeros_like(tokens)
+    for bits in range(documents.longest.bit_length() - 1, -1, -1):  # the longest first: its kernel serves all
+        chosen = documents.length >> bits == 1
         if not bool(chosen.any()):
             continue
-        rows = chosen.long().cumsum(0) - 1
-        tokens = real & chosen[document]
-        where = (rows[document[tokens]], place[tokens])
-        side = u.new_zeros(int(chosen.sum()), int(lengths[chosen].max()), u.shape[2]).index_put(where, u[tokens])
-        answer, after = system.run(side, None if states is None else states[chosen], lengths[chosen])
-        y = y.index_put((tokens,), answer[where])
+        mine, length = chosen[document], documents.length[chosen]
+        where = ((chosen.long().cumsum(0) - 1)[document[mine]], within[mine])
+        beside = u.new_zeros(len(length), int(length.max()), u.shape[2]).index_put(where, tokens[mine])
+        answers, after = system.run(beside, None if states is None else states[chosen], length)
+        y = y.index_put((mine,), answers[where])
         if states is not None and after is not None:
             states = states.index_put((chosen,), after)
-    return y, None if states is None else states[last]
+    y = torch.zeros_like(u).flatten(0, 1).index_copy(0, documents.cells, y).view_as(u)
+    return y, None if states is None else states[documents.newest]
