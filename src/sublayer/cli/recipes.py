@@ -1,6 +1,8 @@
 """`sublayer recipes`: the families and their published sizes."""
 
 import json
+import shutil
+import textwrap
 from typing import Annotated
 
 import typer
@@ -8,10 +10,18 @@ import typer
 
 def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with each family's contracts.")] = False,
+    page: Annotated[
+        bool, typer.Option("--page", help="Print docs/architectures.md: the families side by side.")
+    ] = False,
 ) -> None:
     """List the families of models, their published sizes, and what each is."""
     from .. import recipes
 
+    if page:
+        from ..inspect.architectures import table
+
+        typer.echo(table(), nl=False)
+        return
     families = {name: recipes.family(name) for name in recipes.FAMILIES}
     if as_json:
         shown = {
@@ -25,8 +35,12 @@ def command(
         }
         typer.echo(json.dumps(shown, ensure_ascii=False))
         return
+    width = min(shutil.get_terminal_size().columns, 120)
     for name, family in families.items():
         typer.echo(f"{name}: {(family.__doc__ or '').strip().splitlines()[0]}")
-        typer.echo(f"  sizes  {', '.join(family.SIZES)}")
-        typer.echo(f"  reads  {', '.join(family.HF)}\n")
+        for label, names in (("sizes", family.SIZES), ("reads", family.HF)):
+            if names:
+                lines = textwrap.wrap(", ".join(names), width, initial_indent=f"  {label}  ", subsequent_indent=" " * 9)
+                typer.echo("\n".join(lines))
+        typer.echo("")
     typer.echo("sublayer show NAME prints one; --set PATH=VALUE changes it.")

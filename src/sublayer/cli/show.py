@@ -25,7 +25,7 @@ def command(
 
     spec, family = _find(name)
     spec = spec.override(*overrides or [])
-    sizes, longest = cost(spec), spec.context
+    sizes, longest, active = cost(spec), spec.context, spec.active_parameters()
     if longest is not None and (length or 0) > longest:
         raise UsageError(f"--length {length}: {name} has {longest} positions")
     length = length or min(8192, longest or 8192)
@@ -34,6 +34,7 @@ def command(
             "name": name,
             "family": family,
             "parameters": sizes.parameters,
+            "active_parameters": active,
             "parameters_by_part": sizes.parts,
             "state_bytes_per_token": sizes.state_bytes_per_token,
             "state_bytes_per_slot": sizes.state_bytes_per_slot,
@@ -45,6 +46,8 @@ def command(
         return
     typer.echo(spec.tree())
     typer.echo(f"\nparameters  {sizes.parameters:,} ({readable(sizes.parameters)})")
+    if active != sizes.parameters:
+        typer.echo(f"active      {active:,} ({readable(active)}): what a token goes through")
     for part, count in sizes.parts.items():
         typer.echo(f"  {part:<14}{count:>18,}  {count / sizes.parameters:6.1%}")
     for size in (2, 4):

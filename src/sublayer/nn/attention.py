@@ -91,6 +91,8 @@ class Attention(Part):
 
     @property
     def growth(self) -> Growth:
+        if self.cross:
+            return Growth("n m d", "1", "1")
         return Growth("n w d", "1", "n/w") if self.window else Growth("n² d", "1", "1")
 
     def build(self, dim: int, context: Context) -> AttentionOp:

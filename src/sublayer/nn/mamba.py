@@ -57,7 +57,7 @@ class Mamba(Part):
 
     @property
     def growth(self) -> Growth:
-        return Growth("n d s", "n", "n")
+        return Growth("n d s", "n", "1")
 
     def build(self, dim: int, context: Context) -> MambaOp:
         return MambaOp(self, dim, context)
@@ -152,7 +152,7 @@ class Mamba2(Part):
 
     @property
     def growth(self) -> Growth:
-        return Growth("n d s", "n/64", "n")
+        return Growth("n d s", "n/64", "1")
 
     def build(self, dim: int, context: Context) -> Mamba2Op:
         return Mamba2Op(self, dim, context)

@@ -70,7 +70,7 @@ class Growth(NamedTuple):
     steps: str
     """Operations that must follow one another while training."""
     path: str
-    """The longest way between two positions, in layers."""
+    """The longest way between two positions: layers, or the steps of a recurrence that is not linear."""
 
 
 class Part(Spec):
