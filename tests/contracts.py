@@ -497,7 +497,7 @@ def _others_get_no_gradient(case: Case, model: ModelOp) -> None:
         return hook
 
     trunks = {name: trunk for name in ("encoder", "decoder") if (trunk := getattr(model, name)) is not None}
-    fronts = {name: getattr(trunk.embed, "tokens", trunk.embed) for name, trunk in trunks.items()}
+    fronts = {name: getattr(trunk.embed, "tokens", None) or trunk.embed for name, trunk in trunks.items()}
     hooks = [front.register_forward_hook(keep(name)) for name, front in fronts.items()]
     logits = run(model, inputs.tokens, step, source=sources)
     for handle in hooks:
