@@ -168,6 +168,14 @@ PUBLISHED = {
     "mt5-xxl": (12_921_057_280, 384 * KIB),
     "grok-1": (315_684_820_992, 256 * KIB),  # by arithmetic; xAI says 314B
     "mixture-small": (4_874_752, 6 * KIB),  # of our own making
+    # The paper says 7B for 128 experts at the base size, and 26B at the large one.
+    "switch-base-8": (619_339_008, 36 * KIB),
+    "switch-base-16": (1_072_397_568, 36 * KIB),
+    "switch-base-32": (1_978_514_688, 36 * KIB),
+    "switch-base-64": (3_790_748_928, 36 * KIB),
+    "switch-base-128": (7_415_217_408, 36 * KIB),
+    "switch-base-256": (14_664_154_368, 36 * KIB),
+    "switch-large-128": (26_309_291_008, 96 * KIB),
     "qwen3-30b-a3b": (30_532_122_624, 96 * KIB),
     "qwen3-235b-a22b": (235_093_634_560, 188 * KIB),
     "gpt-oss-20b": (20_914_757_184, 48 * KIB),
@@ -182,6 +190,7 @@ ACTIVE = {
     "qwen3.5-35b-a3b": 3_454_988_928,
     "grok-1": 83_756_587_008,
     "qwen3-30b-a3b": 3_353_032_704,
+    "switch-base-8": 222_977_280,  # T5's own, and routers
     "qwen3-235b-a22b": 22_190_763_520,
     "gpt-oss-20b": 4_187_440_704,  # the model card's 3.61B and 5.13B leave out the embedding's 0.58B
     "gpt-oss-120b": 5_711_982_912,

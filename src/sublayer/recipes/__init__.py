@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .rnn import rnn
     from .s4 import s4
     from .seq2seq import seq2seq
+    from .switch import switch
     from .t5 import t5
     from .transformer import transformer
     from .vit import vit
@@ -80,6 +81,7 @@ FAMILIES = (
     "rnn",
     "s4",
     "seq2seq",
+    "switch",
     "t5",
     "transformer",
     "vit",
@@ -122,6 +124,7 @@ __all__ = [
     "rnn",
     "s4",
     "seq2seq",
+    "switch",
     "t5",
     "to_hf",
     "transformer",
