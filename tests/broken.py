@@ -22,7 +22,9 @@ from sublayer.nn.attend import KERNELS
 from sublayer.nn.attention import AttentionOp
 from sublayer.nn.delta import GatedDeltaOp
 from sublayer.nn.documents import Documents
+from sublayer.nn.embed import EmbedOp
 from sublayer.nn.experts import ExpertsOp
+from sublayer.nn.frames import FramesOp
 from sublayer.nn.gated_convolution import GatedConvolutionOp
 from sublayer.nn.linear_attention import LinearAttentionOp
 from sublayer.nn.mamba import MambaOp
@@ -258,6 +260,16 @@ def over_the_edge(forward: Any, op: Neighbours, x: Tensor, step: Step, state: St
     return forward(op, x, step.replace(segment=None), state)
 
 
+def hears_its_neighbours(forward: Any, op: FramesOp, frames: Tensor, step: Step) -> tuple[Tensor, Step]:
+    """Frames are centred over the batch."""
+    return forward(op, frames - frames.mean(0), step)
+
+
+def reads_its_own_table(forward: Any, op: EmbedOp, ids: Tensor, step: Step, shared: Tensor | None = None) -> Any:
+    """The shared table is read some rows too far, by how many depends on the source."""
+    return forward(op, ids, step, None if shared is None else shared.roll(ids.shape[1], 0))
+
+
 # --- the rest ---
 
 
@@ -391,6 +403,10 @@ BROKEN = (
            where="token_by_token"),
     Broken("a convolution reaches into the next document", "deberta, convolved", "packing",
            around(Neighbours, "forward", over_the_edge), where="row 0"),
+    Broken("a recording is moved by its neighbours", "whisper", "padding",
+           around(FramesOp, "forward", hears_its_neighbours), where="left"),
+    Broken("a shared table depends on the length of its source", "t5", "padding",
+           around(EmbedOp, "forward", reads_its_own_table), where="left"),
     Broken("a Python number changes from call to call", "llama", "compile",
            around(RMSNormOp, "forward", counts_its_calls)),
     Broken("export is not the inverse of import", "gpt2", "round trip", exported_in_another_order, where="hf"),
