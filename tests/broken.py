@@ -16,10 +16,11 @@ from unittest.mock import patch
 from torch import Tensor
 
 from sublayer.names import Change, Row
-from sublayer.nn import geometry, head, s4
+from sublayer.nn import geometry, head, mamba, s4
 from sublayer.nn.additive import AdditiveOp
 from sublayer.nn.attend import KERNELS
 from sublayer.nn.attention import AttentionOp
+from sublayer.nn.convolution import ShortConvolutionOp
 from sublayer.nn.delta import GatedDeltaOp
 from sublayer.nn.documents import Documents
 from sublayer.nn.embed import EmbedOp
@@ -327,8 +328,13 @@ def says_nothing(forward: Any, op: AttentionOp, x: Tensor, *args: Any) -> Tensor
     return x * 0
 
 
+def joined_documents(ssd: Any, x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    """Mamba-2's scan is not told where documents start."""
+    return ssd(x, *args[:-1], None)
+
+
 ATTENTION, SCAN, WRITER = (AttentionOp, "_tokens"), (MambaOp, "forward"), (AdditiveOp, "forward")
-DELTA = (GatedDeltaOp, "forward")
+SHORT, DELTA = (ShortConvolutionOp, "forward"), (GatedDeltaOp, "forward")
 LINEAR = (LinearAttentionOp, "forward")
 WINDOW = "llama, windows"
 
@@ -386,6 +392,12 @@ BROKEN = (
            where="row 0", unseen=("incremental", "padding")),
     Broken("a state space forgets what earlier calls left", "s4", "incremental", around(s4, "_advanced", forgets),
            where="chunked", unseen=("packing",)),
+    Broken("a short convolution reads on where a document starts", "mamba2", "packing",
+           around(*SHORT, without_starts), where="row 0", unseen=("incremental", "padding")),
+    Broken("a short convolution counts padding", "mamba2", "padding", around(*SHORT, moved_by_padding),
+           where="left", unseen=("incremental",)),
+    Broken("chunks of Mamba-2 join documents", "mamba2", "packing", around(mamba, "ssd", joined_documents),
+           where="row 0", unseen=("incremental", "padding")),
     Broken("padding moves a recurrence", "mamba", "padding", around(*SCAN, moved_by_padding),
            where="left", unseen=("incremental",)),
     Broken("padding is written", "llama", "padding", padding_written, where="slot 3", unseen=("incremental",)),

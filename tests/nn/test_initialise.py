@@ -156,3 +156,14 @@ def test_what_was_there_before_does_not_shine_through() -> None:
 def test_a_spread_that_cannot_be_is_refused(values: dict) -> None:
     with pytest.raises(SpecError, match=f"{next(iter(values))}"):
         Init(**values)
+
+
+def test_torchs_own_matrices() -> None:
+    """Uniform within one over the root of the input width; residual outputs divided as ever, tables at 0.02."""
+    spec = gpt2(64, 2, 2, vocab=1000).override("init.std=torch")
+    found = dict(spec.build().named_parameters())
+    up, down = found["decoder.blocks.0.ffn.op.up.weight"], found["decoder.blocks.0.ffn.op.down.weight"]
+    assert 0.999 * 64**-0.5 < up.abs().max() <= 64**-0.5
+    assert up.std().item() == pytest.approx((3 * 64) ** -0.5, rel=0.02)
+    assert 0.999 * (256 * 4) ** -0.5 < down.abs().max() <= (256 * 4) ** -0.5
+    assert found["decoder.embed.tokens.weight"].std().item() == pytest.approx(0.02, rel=0.02)

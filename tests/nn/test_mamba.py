@@ -4,15 +4,19 @@ B batch, L length, W channels, S states, H heads, P channels of a head, G groups
 """
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.testing import assert_close
 
 from sublayer.errors import SpecError
+from sublayer.nn.convolution import ShortConvolution, ShortConvolutionOp
 from sublayer.nn.embed import Embed
 from sublayer.nn.initialise import Init
 from sublayer.nn.mamba import Mamba, Mamba2, Mamba2Op, MambaOp
@@ -23,6 +27,7 @@ from sublayer.nn.ssd import CHUNK, ssd
 from sublayer.nn.sublayer import Block, Model, ModelOp, Trunk, pre_norm
 from sublayer.state import State
 from sublayer.step import Step
+from tests.assets import pypi
 
 Inputs = dict[str, Any]
 
@@ -204,7 +209,7 @@ def test_states_are_fp32_at_least(dtype: torch.dtype) -> None:
 def test_mamba_begins_as_the_authors_code() -> None:
     op = next(module for module in model(Mamba(4000, 5, rank=4)).modules() if isinstance(module, MambaOp))
     assert_close(op.A_log.exp(), torch.arange(1.0, 6.0, dtype=torch.float64).expand(4000, 5), rtol=1e-6, atol=0)
-    steps = torch.nn.functional.softplus(op.dt_bias)
+    steps = F.softplus(op.dt_bias)
     spread(steps.log() / torch.tensor(10.0).log(), -3, -1)
     spread(op.dt.weight, -0.5, 0.5)
     spread(op.up.weight, -0.25, 0.25)
@@ -214,7 +219,7 @@ def test_mamba_begins_as_the_authors_code() -> None:
 def test_mamba2_begins_as_the_authors_code() -> None:
     op = next(module for module in model(Mamba2(4000, 1, 5)).modules() if isinstance(module, Mamba2Op))
     spread(op.A_log.exp(), 1, 16)
-    spread(torch.nn.functional.softplus(op.dt_bias).log() / torch.tensor(10.0).log(), -3, -1)
+    spread(F.softplus(op.dt_bias).log() / torch.tensor(10.0).log(), -3, -1)
     assert torch.equal(op.D, torch.ones_like(op.D))
 
 
@@ -240,3 +245,46 @@ def spread(x: Tensor, low: float, high: float) -> None:
 def test_sizes_that_do_not_fit_are_refused(make: Callable[[], Any], text: str) -> None:
     with pytest.raises(SpecError, match=text):
         make()
+
+
+@pytest.mark.assets
+@torch.no_grad()
+def test_real_weights_answer_as_onnxruntime_does() -> None:
+    """A byte classifier whose blocks scan both ways, after a convolution that sees one byte back and two ahead."""
+    data = pypi("typeseg", "0.2.7") / "typeseg" / "data"
+    stored = {name: torch.tensor(array) for name, array in np.load(data / "mamba_al.npz").items()}
+    assert sum(tensor.numel() for tensor in stored.values()) == 1_364_035
+    text = b"def f(x):\n    return x + 1\n\n# The scan sees both ways.\n<p>and so it goes</p>\n" * 3
+    ids = torch.tensor(list(text))
+    session = import_module("onnxruntime").InferenceSession(data / "mamba_al.onnx")
+    (expected,) = session.run(None, {"ids": ids.numpy()})
+    assert_close(both_ways(stored, ids[None])[0], torch.tensor(expected), rtol=0, atol=6e-6)
+    assert len(set(expected.argmax(-1).tolist())) > 1
+
+
+def both_ways(stored: dict[str, Tensor], ids: Tensor) -> Tensor:
+    """[B, L, 35]."""
+
+    def dense(name: str, x: Tensor) -> Tensor:
+        return x @ stored[f"{name}__kernel"] + stored[f"{name}__bias"]
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], stored[f"{name}__scale"], stored[f"{name}__bias"], 1e-6)
+
+    x = stored["Embed_0__embedding"][ids]
+    for layer in range(6):
+        block = f"CheckpointMambaBlock1D_{layer}__"
+        u, gate = dense(f"{block}Dense_0", norm(f"{block}LayerNorm_0", x)).chunk(2, -1)
+        conv = ShortConvolutionOp(ShortConvolution(4, activation="silu"), 256)
+        conv.load_state_dict(
+            {"weight": stored[f"{block}Conv_0__kernel"].permute(2, 1, 0), "bias": stored[f"{block}Conv_0__bias"]}
+        )
+        u = conv(F.pad(u, (0, 0, 0, 2)), Step())[:, 2:]
+        low, b, c = dense(f"{block}Dense_1", u).split((16, 16, 16), -1)
+        dt = F.softplus(dense(f"{block}Dense_2", low)) + 1e-4
+        a = -stored[f"{block}A_log"].exp().t().contiguous()
+        forward, _ = selective_scan(u, dt, a, b, c)
+        backward, _ = selective_scan(u.flip(1), dt.flip(1), a, b.flip(1), c.flip(1))
+        y = forward + backward.flip(1) + 2 * stored[f"{block}D"] * u
+        x = x + dense(f"{block}Dense_3", y * F.silu(gate))
+    return dense("Dense_0", norm("LayerNorm_0", x))

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from sublayer.errors import SpecError
 from sublayer.nn.norm import LayerNorm, RMSNorm
 from sublayer.nn.op import Context
 
@@ -102,3 +103,23 @@ def test_statistics_do_not_overflow_in_half_precision(spec) -> None:
 def test_parameters_are_what_the_spec_says() -> None:
     names = [sorted(dict(spec.build(3, Context()).named_parameters())) for spec in FORMULAS]
     assert names == [["bias", "weight"], ["weight"], ["weight"], ["weight"]]
+
+
+@pytest.mark.parametrize("plus_one", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_groups_are_normalised_alone(dtype: torch.dtype, plus_one: bool) -> None:
+    whole = RMSNorm(1e-3, plus_one, groups=3).build(12, Context()).to(dtype)
+    part = RMSNorm(1e-3, plus_one).build(4, Context()).to(dtype)
+    x = torch.randn(2, 5, 12, dtype=dtype)
+    with torch.no_grad():
+        whole.weight.normal_()
+        parts = []
+        for i in range(3):
+            part.weight.copy_(whole.weight[4 * i : 4 * i + 4])
+            parts.append(part(x[..., 4 * i : 4 * i + 4]))
+    assert_close(whole(x), torch.cat(parts, -1))
+
+
+def test_groups_divide_the_width() -> None:
+    with pytest.raises(SpecError, match="groups=5 do not divide the width 12"):
+        RMSNorm(groups=5).build(12, Context())

@@ -8,10 +8,14 @@ from sublayer.errors import SpecError
 from sublayer.recipes import FAMILIES, family, from_hf
 from sublayer.recipes.config import IRRELEVANT, Config
 from sublayer.spec import Spec
+from tests.recipes.test_bamba import config as bamba
 from tests.recipes.test_gemma import config as gemma
 from tests.recipes.test_gpt2 import CONFIG as GPT2
 from tests.recipes.test_gpt_neox import CONFIG as GPT_NEOX
+from tests.recipes.test_jamba import config as jamba
 from tests.recipes.test_llama import config
+from tests.recipes.test_mamba import config as mamba
+from tests.recipes.test_mamba2 import config as mamba2
 from tests.recipes.test_olmo2 import CONFIG as OLMO2
 from tests.recipes.test_phi3 import CONFIG as PHI3
 
@@ -19,6 +23,10 @@ CONFIGS = {
     **{name: gemma(name) for name in ("gemma", "gemma2", "gemma3_text")},
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,
+    "bamba": bamba(),
+    "jamba": jamba(),
+    "mamba": mamba(),
+    "mamba2": mamba2(),
     **{name.lower(): config(name) for name in ("Llama", "Mistral")},
     "olmo2": OLMO2,
     "phi3": PHI3,
