@@ -32,6 +32,13 @@ def test_it_is_what_torch_counts_in_a_step(tied: bool) -> None:
     assert counter.get_total_flops() == 2 * 16 * flops_per_token(model, 16)
 
 
+def test_experts_count_as_far_as_a_token_is_sent_to_them() -> None:
+    """Mixtral 8x7B: its active weights, but for the table and the norms."""
+    spec = recipes.model("mixtral-8x7b")
+    weights = spec.active_parameters() - 32000 * 4096 - 65 * 4096
+    assert flops_per_token(spec.build(device="meta"), 1024) == 6 * weights + 32 * 12 * 4096 * 1024
+
+
 def test_a_window_shortens_what_is_seen() -> None:
     spec = tiny()
     whole, short = (flops_per_token(spec.build(device="meta"), length) for length in (64, 8))

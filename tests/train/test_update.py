@@ -186,3 +186,24 @@ def test_two_ranks_take_the_step_of_one(tmp_path: Path) -> None:
         theirs = torch.load(tmp_path / str(rank), weights_only=True)
         for found, right in zip(theirs, alone, strict=True):
             torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-12)
+
+
+def test_a_step_that_is_taken_balances_experts() -> None:
+    """The bias moves by the load of all micro-batches; after a step that is not taken the load is forgotten."""
+    spec = sublayer.recipes.mixtral(16, 1, 2, 1, hidden=8, experts=4, vocab=VOCAB)
+    spec = spec.override("decoder.blocks.*.ffn.op.router.balance_rate=0.01")
+    found: list[Tensor] = []
+    for sizes in ((4,), (1, 3)):
+        model = spec.build(seed=3, dtype=torch.float64)
+        update(model, parts(batch(4), *sizes), next_token, AdamW(rate=1e-3).build(model))
+        bias = model.get_parameter("decoder.blocks.0.ffn.op.selection_bias")
+        found.append(bias.detach().clone())
+        for ignored in (batch(4, ignored=2.0), Batch(batch(4).inputs, batch(4).labels)):
+            if ignored.labels.max() >= 0:
+                model.get_parameter("head.weight").data[0] = math.nan
+            done = update(model, [ignored], next_token, AdamW(rate=1e-3).build(model))
+            assert not done.taken
+            assert torch.equal(bias, found[-1])
+            assert not model.get_buffer("decoder.blocks.0.ffn.op.load").any()
+    assert torch.equal(*found)
+    assert sorted(found[0].abs().unique().tolist())[-1] == 0.01

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn.attention import AttentionOp
+from ..nn.moe import MoEOp
 from ..nn.sublayer import ModelOp
 from .optim import kinds
 
@@ -16,22 +17,26 @@ def flops_per_token(model: nn.Module, length: int) -> int:
     """Operations, forward and backward, for one token in rows of `length` (T): 6 N + 12 · L · H · Q · T.
 
     N counts the weights that multiply: matrices, and the head or the table that stands in for it (a table that is
-    only looked up costs nothing); frozen ones count 4 and not 6, for no gradient of theirs is computed. The second
-    term is that of L layers with H heads of size Q; a window shortens T, and a causal mask does not. What is computed
-    twice to save memory counts once. Source: PaLM, arXiv 2204.02311, appendix B.
+    only looked up costs nothing), of experts as many as a token is sent to; frozen ones count 4 and not 6, for no
+    gradient of theirs is computed. The second term is that of L layers with H heads of size Q; a window shortens T,
+    and a causal mask does not. What is computed twice to save memory counts once. Source: PaLM, arXiv 2204.02311,
+    appendix B.
     """
     weights = [model.get_parameter(n) for n, kind in kinds(model, frozen=True).items() if kind in ("matrix", "outer")]
     if isinstance(model, ModelOp) and model.spec.tied and model.head is not None:
         trunk = model.decoder if model.decoder is not None else model.encoder
         assert trunk is not None
         weights += [p for p in trunk.embed.parameters() if p.shape == (model.spec.vocab, model.spec.dim)]
-    attention = 0
+    attention, share = 0, dict[int, float]()
     for module in model.modules():
+        if isinstance(module, MoEOp):
+            active = module.spec.router.active / module.spec.experts
+            share |= {id(p): active for p in module.experts.parameters()}
         if isinstance(module, AttentionOp):
             window = module.spec.window
             seen = length if window is None else min(length, window + module.spec.keep_first)
             attention += 12 * module.q.out_features * seen
-    return sum((6 if p.requires_grad else 4) * p.numel() for p in weights) + attention
+    return sum((6 if p.requires_grad else 4) * round(p.numel() * share.get(id(p), 1.0)) for p in weights) + attention
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..nn.moe import balance
 from ..nn.sublayer import ModelOp
 from .batch import Batch
 from .objectives import LossOf
@@ -93,6 +94,7 @@ def update(
     _add_ranks([total])
     nats, tokens = total.tolist()
     if tokens == 0:
+        balance(model, move=False)
         optimizer.zero_grad()
         return Update(0.0, 0, 0.0, taken=False)
     if world() > 1:  # a rank whose rows hold no token has no gradient, and still has to take part
@@ -108,6 +110,7 @@ def update(
         optimizer.step()
     if scaler is not None:
         scaler.adjust(finite)
+    balance(model, lambda load: _add_ranks([load]), move=finite)
     optimizer.zero_grad()
     return Update(nats / tokens, int(tokens), norm, taken=finite)
 
