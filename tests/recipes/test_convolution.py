@@ -94,7 +94,7 @@ def test_logits_loss_and_gradients_equal_the_equations(form: str) -> None:
 
 
 def test_dilations_repeat() -> None:
-    spec = convolution(**TINY | {"layers": 5})
+    spec = convolution(24, 5, dilations=(1, 2, 3))
     assert [spec.find(f"decoder.blocks.{i}.mixer.op.dilation") for i in range(5)] == [1, 2, 3, 1, 2]
 
 
