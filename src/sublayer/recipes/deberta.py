@@ -53,8 +53,6 @@ class Disentangled(Attention):
     """So many buckets either way: half of them for one distance each, the others by logarithm; None: one a distance."""
     shared: bool = True
     """Whether the content's own q and k make the vectors of distances; False: matrices of their own."""
-    key_bias: bool = True
-    """Whether k, and the keys of distances, have a bias where q and v do (not in v1)."""
     position_dropout: float = 0.0
     """Share of the table's vectors zeroed while training."""
 
@@ -93,10 +91,8 @@ class DisentangledOp(AttentionOp):
         self.distances = spec
         inner = spec.heads * self.head_size
         self.scale = (self.head_size * (1 + len(spec.terms))) ** -0.5
-        if not spec.key_bias:
-            self.k = Projection(dim, inner, bias=False)
-        own = not spec.shared
-        self.position_k = Projection(dim, inner, spec.bias and spec.key_bias) if own and "c2p" in spec.terms else None
+        own, k_bias = not spec.shared, self.k.bias is not None
+        self.position_k = Projection(dim, inner, k_bias) if own and "c2p" in spec.terms else None
         self.position_q = Projection(dim, inner, spec.bias) if own and "p2c" in spec.terms else None
 
     def relative_scores(self, q: Tensor, k: Tensor, mask: Mask, step: Step) -> Tensor | None:
@@ -258,7 +254,7 @@ def deberta(
     norm = LayerNorm(eps)
     attention = Disentangled(
         heads, causal=False, bias=True, dropout=dropout, terms=terms, distance=distance, buckets=buckets, shared=shared,
-        key_bias=key_bias, position_dropout=dropout,
+        k_bias=None if key_bias else False, position_dropout=dropout,
     )  # fmt: skip
     ffn = FeedForward(hidden or 4 * dim, activation, bias=True)
     block = Block((post_norm("attn", attention, norm, dropout), post_norm("ffn", ffn, norm, dropout)))
@@ -298,7 +294,8 @@ def NAMES(model: Model) -> list[Row]:
     """The table of a spec: v1 fuses its projections head by head, and a model without a head has no prefix."""
     attention, encoder = model.find("encoder.blocks.0.attn.op"), list[Row]()
     ours, theirs = "encoder.blocks.{}.attn.op", "encoder.layer.{}.attention.self"
-    if attention.key_bias:
+    fused = attention.k_bias is False
+    if not fused:
         encoder += rows([(f"{theirs}.pos_key_proj", f"{ours}.position_k")])
         encoder += rows([(f"{theirs}.pos_query_proj", f"{ours}.position_q")])
     else:
@@ -311,7 +308,6 @@ def NAMES(model: Model) -> list[Row]:
             Row(f"{theirs}.pos_proj.weight", f"{ours}.position_k.weight"),
             *rows([(f"{theirs}.pos_q_proj", f"{ours}.position_q")]),
         ]
-    fused = not attention.key_bias
     encoder += [
         row
         for row in encoder_names("query_proj", "key_proj", "value_proj")
@@ -459,7 +455,7 @@ def to_hf(model: Model) -> dict[str, Any]:
             before: Any = model.find("head.before")
             config |= {"cls_dropout": head.dropout, "pooler_dropout": before.dropout,
                        "pooler_hidden_act": acts[before.activation]}  # fmt: skip
-    if not attention.key_bias:
+    if attention.k_bias is False:
         return config | {"architectures": [f"Deberta{suffix}"], "model_type": "deberta"}
     block = model.find("encoder.blocks")[0]
     if isinstance(block, ConvolvedBlock):
