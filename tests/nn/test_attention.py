@@ -301,3 +301,10 @@ def test_what_describes_no_attention_is_refused(options: dict, message: str) -> 
 def test_sizes_that_do_not_fit_the_width_are_refused_at_build(options: dict, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         built(Attention(**options))
+
+
+def test_keys_may_be_without_bias_beside_queries_and_values() -> None:
+    """It would move all scores of a query alike; Whisper has none."""
+    built = Attention(2, bias=True, k_bias=False).build(8, Context())
+    assert [name for name, _ in built.named_parameters() if name.endswith("bias")] == ["q.bias", "v.bias", "out.bias"]
+    assert Attention(2, bias=True).build(8, Context()).k.bias is not None
