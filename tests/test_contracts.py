@@ -258,7 +258,7 @@ def test_each_contract_is_tested_and_each_exemption_has_a_reason() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mixtral"])
 def test_decoding_is_one_graph_of_inductor(name: str) -> None:
     compiled(CASES[name], "inductor")
 
