@@ -40,6 +40,7 @@ from sublayer.nn.reference import Options
 from sublayer.nn.rope import Rope
 from sublayer.recipes import family
 from sublayer.recipes.deberta import Neighbours
+from sublayer.recipes.evoformer import AxialAttentionOp, OuterProductMeanOp, TriangleMultiplicationOp
 from sublayer.state import Handle, PerMemory, PerSlot, PerToken, State
 from sublayer.step import Place, Step
 
@@ -68,6 +69,10 @@ def around(cls: Any, method: str, changed: Callable[..., Any]) -> Callable[[], A
 
 
 # --- masks and kernels ---
+
+
+def all_is_present(forward: Any, op: Op, x: dict[str, Tensor], step: Step, state: State | None = None) -> Any:
+    return forward(op, {name: leaf for name, leaf in x.items() if name != "present"}, step.replace(segment=None))
 
 
 def widened(window: int | None) -> int | None:
@@ -424,6 +429,9 @@ BROKEN = (
     Broken("export is not the inverse of import", "gpt2", "round trip", exported_in_another_order, where="hf"),
     Broken("adaptive shifts and scales are exchanged by the export", "dit", "round trip", shift_and_scale_exchanged,
            where="hf", unseen=("kernels",)),
+    *(Broken(f"padding of an alignment is read by {op.__name__}", "evoformer", "padding",
+             around(op, "forward", all_is_present), where="left", unseen=("kernels", "round trip"))
+      for op in (AxialAttentionOp, OuterProductMeanOp, TriangleMultiplicationOp)),
     Broken("images are blank", "vit", "learning", around(PatchesOp, "_taken", blank),
            unseen=("kernels", "round trip", "compile")),
     Broken("weights are rounded when saved", "llama", "round trip", rounded_when_saved, where="sublayer"),

@@ -21,14 +21,16 @@ from sublayer.nn.rope_scaling import DynamicNtk, Linear, Llama3, LongRope, Yarn
 from sublayer.nn.sublayer import Block, Model, Trunk, pre_norm
 from sublayer.recipes import FAMILIES, family
 from sublayer.recipes.dit import Noised
-from tests.contracts import Case, Document, texts
-from tests.models import two_stream
+from sublayer.recipes.evoformer import EmbedAlignment
+from sublayer.step import Step
+from tests.contracts import Case, Document, Padding, Together, texts
 
 
 def _recipe(name: str) -> Case:
     module = family(name)
     spec = getattr(module, name)(**module.TINY)
-    return Case(name, spec, module.EXEMPT, hf=bool(module.HF), exact=_exact(spec), documents=_documents(spec))
+    documents, together = _documents(spec), _together if isinstance(spec.embedding, EmbedAlignment) else None
+    return Case(name, spec, module.EXEMPT, bool(module.HF), exact=_exact(spec), documents=documents, together=together)
 
 
 def _exact(spec: Model) -> bool:
@@ -61,7 +63,7 @@ def _variant(
 def _documents(spec: Model) -> Callable[[Case, Sequence[int], int], list[Document]]:
     if spec.encoder is not None and isinstance(spec.encoder.embed, Frames):
         return _recordings
-    kinds = {Patches: _images, Noised: _noised}
+    kinds = {Patches: _images, Noised: _noised, EmbedAlignment: _alignments}
     return kinds.get(type(spec.embedding), texts)
 
 
@@ -104,10 +106,41 @@ def _recordings(case: Case, lengths: Sequence[int], seed: int) -> list[Document]
 
 
 def _alignments(case: Case, lengths: Sequence[int], seed: int) -> list[Document]:
-    """Three aligned rows of ids each."""
-    generator = torch.Generator().manual_seed(seed)
-    vocab = two_stream.TINY["vocab"]
-    return [Document({"rows": torch.randint(vocab, (3, length), generator=generator)}) for length in lengths]
+    """Two to four aligned sequences each; some cells are padding, which stands where their sequences lack a part."""
+    generator, front = torch.Generator().manual_seed(seed), cast(EmbedAlignment, case.spec.embedding)
+
+    def document(length: int) -> Document:
+        count = 2 + length % 3
+        ids = torch.randint(front.classes, (count, length), generator=generator)
+        present = torch.rand(count, length, generator=generator) < 0.9
+        target = torch.randint(front.residues, (length,), generator=generator)
+        return Document({"msa": ids, "target": target, "present": present})
+
+    return list(map(document, lengths))
+
+
+def _together(case: Case, documents: Sequence[Document], side: Padding) -> Together:
+    """Alignments padded to one number of residues and of sequences, with arbitrary classes at padding."""
+    counts, lengths = zip(*(document.inputs["msa"].shape for document in documents), strict=True)
+    B, S, L = len(documents), max(counts) + 1, max(lengths) + 2
+    inputs = {"msa": torch.arange(B * S * L).view(B, S, L) % 23, "target": torch.arange(B * L).view(B, L) % 21}
+    inputs["present"], segment = torch.zeros(B, S, L, dtype=torch.bool), torch.zeros(B, L, dtype=torch.long)
+    where: list[Any] = []
+    for i, (document, count, length) in enumerate(zip(documents, counts, lengths, strict=True)):
+        rows, residues = (
+            slice(start, start + size)
+            for start, size in (
+                ({"left": room, "right": 0, "around": room // 2}[side], size)
+                for room, size in ((S - count, count), (L - length, length))
+            )
+        )
+        inputs["present"][i] = True  # of residues beside the alignment, the segment says that they are padding
+        inputs["present"][i, :, residues] = False
+        for name in ("msa", "present"):
+            inputs[name][i, rows, residues] = document.inputs[name]
+        inputs["target"][i, residues], segment[i, residues] = document.inputs["target"], 1
+        where.append({"msa": (rows, residues), "distogram": (residues, residues)})
+    return Together(inputs, Step(segment=segment), None, where)
 
 
 # Lengths are chosen so that the contracts' documents, of up to 19 tokens, cross them.
@@ -168,7 +201,6 @@ def _both_ways() -> Model:
 
 
 MODELS = (
-    Case("two_stream", two_stream.two_stream(**two_stream.TINY), two_stream.EXEMPT, documents=_alignments),
     Case("linear attention both ways", _both_ways(), {
         "incremental": "every token sees those after it, so none can be answered before they are known",
         "kernels": "it has no softmax attention, so no kernel computes it",

@@ -56,6 +56,19 @@ def texts(case: Case, lengths: Sequence[int], seed: int) -> list[Document]:
     return [Document(ids(n), ids(sources[i % 5]) if case.translates else None) for i, n in enumerate(lengths)]
 
 
+Padding = Literal["left", "right", "around"]
+
+
+class Together(NamedTuple):
+    """Documents side by side, padded."""
+
+    inputs: Any
+    step: Step
+    source: Tensor | None
+    where: list[Any]
+    """Of each document: where its answers lie in its row (for an answer that is a dict: in each of its leaves)."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A tiny model, and what a contract has to know about it."""
@@ -73,6 +86,8 @@ class Case:
     """Whether other documents of a packed row have an influence of exactly 0; False: of at most rounding."""
     documents: Callable[[Case, Sequence[int], int], list[Document]] = texts
     """(case, lengths, seed) → documents."""
+    together: Callable[[Case, Sequence[Document], Padding], Together] | None = None
+    """(case, documents, side) → the padded batch, for inputs that are no rows of ids."""
 
     @property
     def translates(self) -> bool:
@@ -116,21 +131,34 @@ def roughen(model: nn.Module, seed: int = 0) -> None:
             op.q.weight.mul_(op.head_size**-0.5 / op.scale)
 
 
-def assert_near(actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Equal up to tolerance × the largest absolute value of what is expected, which must be finite."""
+def assert_near(actual: Any, expected: Any, tolerance: float) -> None:
+    """Equal up to tolerance × the largest absolute value of what is expected, which must be finite. Of dicts, each
+    leaf."""
+    if isinstance(expected, dict):
+        assert actual.keys() == expected.keys()
+        for name, leaf in expected.items():
+            with noted(name):
+                assert_near(actual[name], leaf, tolerance)
+        return
     torch.testing.assert_close(actual, expected, atol=tolerance * _largest(expected), rtol=0)
 
 
-def run(model: Callable[..., Any], *args: Any, **options: Any) -> Tensor:
-    """The model's result without auxiliary losses."""
+def run(model: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """The model's answer, a tensor or a dict of them, without auxiliary losses."""
     result = model(*args, **options)
     return result[0] if isinstance(result, tuple) else result
 
 
-def alone(model: Callable[..., Any], document: Document, step: Step | None = None) -> Tensor:
-    """[L, V]: the document by itself, in one call."""
+def alone(model: Callable[..., Any], document: Document, step: Step | None = None) -> Any:
+    """[L, V]: the document by itself, in one call; or a dict of answers."""
     source = None if document.source is None else document.source[None]
-    return run(model, pytree.tree_map(lambda x: x[None], document.inputs), step, source=source)[0]
+    answer = run(model, pytree.tree_map(lambda x: x[None], document.inputs), step, source=source)
+    return pytree.tree_map(lambda x: x[0], answer)
+
+
+def leaves(answer: Any) -> dict[str, Tensor]:
+    """The tensors of an answer, by name."""
+    return answer if isinstance(answer, dict) else {"logits": answer}
 
 
 @contextmanager
@@ -145,9 +173,6 @@ def noted(note: str) -> Iterator[None]:
 
 def _keeps_state(model: ModelOp) -> bool:
     return bool(State.allocate(model, 1, 1, 1).store.tensors)
-
-
-Padding = Literal["left", "right", "around"]
 
 
 def side_by_side(rows: Sequence[Tensor], pad: Padding | None) -> tuple[Tensor, Tensor | None, list[slice]]:
@@ -552,13 +577,20 @@ def padding(case: Case) -> None:
 
 def _padded_equal_alone(case: Case, model: ModelOp, side: Padding) -> None:
     documents = case.documents(case, [9, 5, 12], 14)
+    inputs, step, source, where = (case.together or _rows_together)(case, documents, side)
+    answers = leaves(run(model, inputs, step, source=source))
+    for i, (document, here) in enumerate(zip(documents, where, strict=True)):
+        for name, expected in leaves(alone(model, document)).items():
+            at = here[name] if isinstance(here, dict) else here
+            assert_near(answers[name][i][at], expected, EXACT[expected.dtype])
+
+
+def _rows_together(case: Case, documents: Sequence[Document], side: Padding) -> Together:
     ids, segment, where = side_by_side([document.inputs for document in documents], side)
     source, memory_segment = None, None
     if case.translates:
         source, memory_segment = sources_of(documents, side)
-    logits = run(model, ids, Step(segment=segment, memory_segment=memory_segment), source=source)
-    for document, row, tokens in zip(documents, logits, where, strict=True):
-        assert_near(row[tokens], alone(model, document), EXACT[logits.dtype])
+    return Together(ids, Step(segment=segment, memory_segment=memory_segment), source, list(where))
 
 
 def _padded_prompts_go_on(case: Case, model: ModelOp, side: Padding) -> None:
@@ -631,11 +663,12 @@ def _by_kernel(case: Case, model: ModelOp, kernel: str) -> dict[str, Tensor]:
         packed, step, sources = pack_documents(case, _packed_rows(case))
         calls.append(("packed", (packed.tokens, step, sources)))
     for name, (inputs, step, source) in calls:
-        logits = run(model, inputs, step, source=source)
-        real = torch.ones(logits.shape[:-1], dtype=torch.bool) if step.segment is None else step.segment != 0
-        logits = logits[real]
-        logits.square().mean().backward()
-        results[f"{name} logits"] = logits.detach()
+        answers = leaves(run(model, inputs, step, source=source))
+        if step.segment is not None:
+            answers = {leaf: answer[step.segment != 0] for leaf, answer in answers.items()}
+        cast(Tensor, sum(answer.square().mean() for answer in answers.values())).backward()
+        several = len(answers) > 1
+        results |= {f"{name} logits{f' of {leaf}' * several}": answer.detach() for leaf, answer in answers.items()}
         for path, module in model.named_modules():
             own = [p.grad.flatten() for p in module.parameters(recurse=False) if p.grad is not None]
             if own:
@@ -691,7 +724,8 @@ def round_trip(case: Case) -> None:
             assert ours.keys() == theirs.keys()
             for name, parameter in ours.items():
                 assert torch.equal(parameter, theirs[name]), f"{name} changed"
-            assert torch.equal(alone(back, document), alone(model, document))
+            for name, answer in leaves(alone(model, document)).items():
+                assert torch.equal(leaves(alone(back, document))[name], answer)
 
 
 # --- compile ---
@@ -741,8 +775,11 @@ def learning(case: Case) -> None:
     loss = torch.tensor(torch.inf)
     for _ in range(500):
         result = model(inputs, step, source=source)
-        logits, extras = result if isinstance(result, tuple) else (result, {})
-        loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+        answers, extras = result if isinstance(result, tuple) else (result, {})
+        asked = leaves(targets)
+        nats = [F.cross_entropy(answer.flatten(0, -2), asked[name].flatten(), reduction="sum")
+                for name, answer in leaves(answers).items()]  # fmt: skip
+        loss = cast(Tensor, sum(nats)) / sum(target.numel() for target in asked.values())
         if loss < 0.05:
             return
         optimizer.zero_grad()
@@ -752,12 +789,15 @@ def learning(case: Case) -> None:
     raise AssertionError(f"after 500 steps the loss is {loss.item():.3f} nats a prediction")
 
 
-def _batch_to_learn(case: Case) -> tuple[Any, Step, Tensor | None, Tensor]:
+def _batch_to_learn(case: Case) -> tuple[Any, Step, Tensor | None, Any]:
     generator = torch.Generator().manual_seed(22)
     if not (case.language_model or case.translates):
         inputs, step, source = alone_batch(case)
         with torch.no_grad():
             logits = run(case.spec.build(), inputs, step, source=source)
+            if isinstance(logits, dict):  # not every answer is one that the model can give: a pair's is symmetric
+                taught = run(rough(case, torch.float32), inputs, step, source=source)
+                return inputs, step, source, {name: answer.argmax(-1) for name, answer in taught.items()}
         targets = torch.randint(logits.shape[-1], logits.shape[:-1], generator=generator)
         pools = getattr(case.spec.head, "pool", None) is not None  # then a document has one target
         return inputs, step, source, targets[:, :1].expand_as(targets) if pools else targets

@@ -36,6 +36,8 @@ PUBLISHED = {
     "dinov2-b-registers": (86_583_552, 0),
     "dinov2-l-registers": (304_372_736, 0),
     "dinov2-g-registers": (1_136_486_912, 0),
+    # by arithmetic: 48 blocks of 1,829,952, the front end's 31,872 and the two heads' 14,167
+    "evoformer-48": (87_883_735, 0),
     "gemma-2b": (2_506_172_416, 18 * KIB),
     "gemma-7b": (8_537_680_896, 448 * KIB),
     "gemma2-2b": (2_614_341_888, 104 * KIB),

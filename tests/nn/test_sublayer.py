@@ -71,15 +71,21 @@ class LosingOp(Op):
 
 
 class Swap(Part):
-    """Of two streams it changes one."""
+    """Of two streams it changes one, or both."""
+
+    both: bool = False
 
     def build(self, dim: int, context: Context) -> SwapOp:
-        return SwapOp()
+        return SwapOp(self)
 
 
 class SwapOp(Op):
+    def __init__(self, spec: Swap) -> None:
+        super().__init__()
+        self.both = spec.both
+
     def forward(self, x: dict[str, Tensor], step: Step, state: State | None = None) -> dict[str, Tensor]:
-        return {"a": x["b"] * 10}
+        return {"a": x["b"] * 10} | ({"b": x["a"] * 10} if self.both else {})
 
 
 def apply(part: Sublayer | Block, x: Any, step: Step | None = None) -> Any:
@@ -127,6 +133,9 @@ def test_streams_that_an_op_does_not_return_pass_unchanged() -> None:
     assert y["b"] is x["b"]
     assert y["c"] is x["c"]
     assert list(y) == ["a", "b", "c"]
+    both, _ = apply(Sublayer("s", Swap(both=True), scale=0.5), x)
+    assert_close(both["a"], X + 5 * (X + 1))
+    assert_close(both["b"], X + 1 + 5 * X)
     block = Block((Sublayer("s", Swap()), Sublayer("t", Swap())), parallel=True)
     assert_close(apply(block, x)[0]["a"], X + 20 * (X + 1))
 

@@ -24,7 +24,7 @@ class Init(Spec):
     residual: Literal["same", "depth"] | float = "same"
     """Matrices that write into the residual stream: like the others, or divided by the square root of how many
     of their trunk write there, so that the stream's variance does not grow with depth (GPT-2 report, section 2.3);
-    or with a standard deviation of their own."""
+    or with a standard deviation of their own; 0: branches begin as nothing."""
     queries: Literal["same", "head_size"] = "same"
     """Matrices that make queries: like the others, or times H^−1/2, the scale that T5's attention leaves out."""
     embedding: float | None = None
@@ -35,8 +35,9 @@ class Init(Spec):
     def check(self) -> None:
         self.require(isinstance(self.std, str) or self.std > 0, f"std must be above 0, got {self.std}")
         residual = None if isinstance(self.residual, str) else self.residual
-        for name, std in (("embedding", self.embedding), ("position", self.position), ("residual", residual)):
+        for name, std in (("embedding", self.embedding), ("position", self.position)):
             self.require(std is None or std > 0, f"{name} must be above 0, got {std}")
+        self.require(residual is None or residual >= 0, f"residual must not be below 0, got {residual}")
 
     @property
     def table(self) -> float:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .deberta import deberta
     from .dinov2 import dinov2
     from .dit import dit
+    from .evoformer import evoformer
     from .gemma import gemma
     from .gpt2 import gpt2
     from .gpt_neox import gpt_neox
@@ -60,6 +61,7 @@ FAMILIES = (
     "convolution",
     "dinov2",
     "dit",
+    "evoformer",
     "gemma",
     "gpt2",
     "gpt_neox",
@@ -98,6 +100,7 @@ __all__ = [
     "deberta",
     "dinov2",
     "dit",
+    "evoformer",
     "family",
     "from_hf",
     "gemma",

@@ -1,0 +1,487 @@
+"""Evoformer, the trunk of AlphaFold 2 (Jumper et al. 2021, Nature 596; supplementary algorithms 3 to 14).
+
+Two streams read each other: an alignment's cells, a vector for each residue of each sequence, and pairs, a vector for
+each two residues. Attention runs along rows (with a bias from the pairs) and along columns; pairs get the mean outer
+product of the cells, and are updated over triangles: the pair ij by all pairs ik and jk.
+
+Not here: recycling, templates, the stack of extra sequences, and what follows (single vectors, structure module).
+
+>>> evoformer(**SIZES["evoformer-48"]).parameters()
+87883735
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import InputError, SpecError
+from ..names import Row
+from ..nn.attend import Kernel, attend
+from ..nn.feed_forward import FeedForward
+from ..nn.initialise import Init
+from ..nn.mask import Mask
+from ..nn.norm import LayerNorm
+from ..nn.op import Context, Extras, Growth, Op, Part
+from ..nn.projection import Projection, table
+from ..nn.sublayer import Block, Model, Sublayer, Trunk, repeat
+from ..state import State
+from ..step import Step
+
+# B alignments, S sequences, L residues, C width of cells, P of pairs, N heads, H head size, R rows of either stream.
+Streams = dict[str, Tensor]
+Stream = Literal["msa", "pair"]
+
+AMINO_ACIDS = "ARNDCQEGHILKMFPSTWYV"
+"""The ids 0 to 19; then 20 is an unknown one, 21 a gap, 22 a masked cell."""
+UNKNOWN, GAP, MASKED = 20, 21, 22
+
+
+# --- the front end ---
+
+
+class EmbedAlignment(Part):
+    """Cells and pairs of an alignment and its target (algorithms 3 to 5).
+
+    AlphaFold's linear maps of one-hot vectors are tables here, which have the maps' biases in their rows.
+    """
+
+    pair: int
+    """P, the width of pairs."""
+    classes: int = 23
+    """What a cell may be: an amino acid, an unknown one, a gap, masked."""
+    residues: int = 21
+    """What a residue of the target may be: an amino acid, or an unknown one."""
+    features: int = 0
+    """Numbers given for each cell beside its class (26 in AlphaFold: deletions and the profile of a cluster)."""
+    reach: int = 32
+    """Residues farther apart than this along the chain are told apart by nothing."""
+
+    def check(self) -> None:
+        sizes = min(self.pair, self.classes, self.residues)
+        self.require(sizes > 0, f"pair, classes and residues must be above 0, got {sizes}")
+        self.require(min(self.features, self.reach) >= 0, "features and reach must not be below 0")
+
+    def build(self, dim: int, context: Context) -> EmbedAlignmentOp:
+        return EmbedAlignmentOp(self, dim)
+
+
+class EmbedAlignmentOp(nn.Module):
+    """{"msa": [B, S, L] int64, "target": [B, L] int64} → ({"pair": [B, L, L, P], "msa": [B, S, L, C]}, step).
+
+    Further inputs: "present" [B, S, L] bool, the cells that are no padding (None: all), and "features" [B, S, L, F].
+    Residues of padding are those of Step.segment, as everywhere; their positions, Step.pos, are counted from 0 unless
+    given (where a chain has a gap). Raises InputError for inputs that do not fit, and for several documents in a row.
+    """
+
+    def __init__(self, spec: EmbedAlignment, dim: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.msa, self.target = table(spec.classes, dim), table(spec.residues, dim)
+        self.left, self.right = table(spec.residues, spec.pair), table(spec.residues, spec.pair)
+        self.relative = table(2 * spec.reach + 1, spec.pair)
+        self.features = Projection(spec.features, dim) if spec.features else None
+
+    def forward(self, inputs: Streams, step: Step) -> tuple[Streams, Step]:
+        self._check(inputs, step)
+        target, reach = inputs["target"], self.spec.reach
+        msa = self.msa(inputs["msa"]) + self.target(target)[:, None]
+        if self.features is not None:
+            msa = msa + self.features(inputs["features"].to(msa.dtype))
+        pos = step.pos if step.pos is not None else torch.arange(target.shape[1], device=target.device)[None]
+        distance = (pos[:, :, None] - pos[:, None]).clamp(-reach, reach) + reach
+        pair = self.left(target)[:, :, None] + self.right(target)[:, None] + self.relative(distance)
+        stream = {"pair": pair, "msa": msa}  # the pairs first, for their shape is that of a batch of rows
+        return (stream | {"present": inputs["present"]} if "present" in inputs else stream), step
+
+    def _check(self, inputs: Streams, step: Step) -> None:
+        known = {"msa", "target", "present", *(("features",) if self.spec.features else ())}
+        needed = known - {"present"}
+        if not isinstance(inputs, dict) or not needed <= inputs.keys() <= known:
+            raise InputError(
+                f'an alignment is {{"msa": …, "target": …}}: it needs {sorted(needed)}, and may have present'
+            )
+        ids, target = inputs["msa"], inputs["target"]
+        if ids.dim() != 3 or target.shape != (ids.shape[0], ids.shape[2]):
+            raise InputError(f"msa is [B, S, L] and target [B, L], got {list(ids.shape)} and {list(target.shape)}")
+        for name, last in (("present", ()), ("features", (self.spec.features,))):
+            if name in inputs and inputs[name].shape != (*ids.shape, *last):
+                raise InputError(f"{name} is {list(inputs[name].shape)}, the alignment {list(ids.shape)}")
+        if torch.compiler.is_compiling() or ids.device.type != "cpu":
+            return
+        for name, given, classes in (("msa", ids, self.spec.classes), ("target", target, self.spec.residues)):
+            bad = given[(given < 0) | (given >= classes)]
+            if len(bad):
+                raise InputError(f"{name}: class {int(bad[0])} is none of 0 … {classes - 1}")
+        if step.segment is not None and int(step.segment.max()) > 1:
+            raise InputError("several alignments cannot share a row: a pair belongs to one")
+
+
+def _present(x: Streams, step: Step, name: Stream) -> Tensor | None:
+    """bool [B, R, L]: the cells of a stream that are no padding; None: all."""
+    real = None if step.segment is None else step.segment != 0
+    if name == "pair":
+        return None if real is None else real[:, :, None] & real[:, None]
+    present = x.get("present")
+    if present is None or real is None:
+        return present if real is None else real[:, None].expand(x["msa"].shape[:3])
+    return present & real[:, None]
+
+
+# --- places ---
+
+
+class NormedStreams(Part):
+    """LayerNorm of some streams; the others pass."""
+
+    streams: tuple[Stream, ...]
+    """Which."""
+    pair: int
+    """P, the width of pairs."""
+    norm: LayerNorm = LayerNorm()
+
+    def build(self, dim: int, context: Context) -> NormedStreamsOp:
+        return NormedStreamsOp(self, dim, context)
+
+
+class NormedStreamsOp(nn.ModuleDict):
+    """Streams → streams."""
+
+    def __init__(self, spec: NormedStreams, dim: int, context: Context) -> None:
+        widths = {"msa": dim, "pair": spec.pair}
+        super().__init__({name: spec.norm.build(widths[name], context) for name in spec.streams})
+
+    def forward(self, x: Streams, step: Step) -> Streams:
+        return x | {name: norm(x[name], step) for name, norm in self.items()}
+
+
+class SharedDropout(Part):
+    """Dropout of whole lines: what is dropped is the same all along an axis (section 1.11.6)."""
+
+    share: float
+    axis: Literal[1, 2]
+    """1: the same for all rows, 2: for all columns."""
+
+    def check(self) -> None:
+        self.require(0 <= self.share < 1, f"share is from 0 to below 1, got {self.share}")
+
+    def build(self, dim: int, context: Context) -> SharedDropoutOp:
+        return SharedDropoutOp(self)
+
+
+class SharedDropoutOp(nn.Module):
+    """[B, R, L, C] → [B, R, L, C]."""
+
+    def __init__(self, spec: SharedDropout) -> None:
+        super().__init__()
+        self.spec = spec
+
+    def forward(self, x: Tensor, step: Step | None = None) -> Tensor:
+        if not self.training or self.spec.share == 0:
+            return x
+        return x * F.dropout(torch.ones_like(x.narrow(self.spec.axis, 0, 1)), self.spec.share)
+
+
+class Gate(Projection):
+    """Its sigmoid begins at 0.73 everywhere: weights 0, biases 1 (section 1.11.4)."""
+
+    def initialise(self, generator: torch.Generator, init: Init) -> None:
+        self.weight.zero_()
+        self.bias.fill_(1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).sigmoid()
+
+
+# --- ops ---
+
+
+class AxialAttention(Part):
+    """Gated attention along the rows or the columns of a stream, with a bias from the pairs or none: MSA row and
+    column attention (algorithms 7 and 8), triangle attention around the starting and the ending node (13 and 14)."""
+
+    stream: Stream
+    along: Literal["rows", "columns"]
+    heads: int
+    pair: int
+    """P, the width of pairs."""
+    head_size: int = 32
+    biased: bool = True
+    """Whether scores get a bias from the pairs, in columns from the pairs turned around."""
+
+    @property
+    def growth(self) -> Growth:
+        if self.stream == "pair":
+            return Growth("n³ d", "1", "1")
+        return Growth("s n² d", "1", "1") if self.along == "rows" else Growth("s² n d", "1", "1")
+
+    def check(self) -> None:
+        self.require(self.heads > 0 and self.head_size > 0, "heads and head_size must be above 0")
+
+    def build(self, dim: int, context: Context) -> AxialAttentionOp:
+        return AxialAttentionOp(self, dim if self.stream == "msa" else self.pair)
+
+
+class AxialAttentionOp(Op):
+    """Streams → {stream: [B, R, L, C]}. Padding is seen by nothing."""
+
+    residual_outputs = ("out",)
+    kernel: Kernel = "auto"
+
+    def __init__(self, spec: AxialAttention, dim: int) -> None:
+        super().__init__()
+        self.spec, inner = spec, spec.heads * spec.head_size
+        self.q, self.k, self.v = (Projection(dim, inner, bias=False) for _ in range(3))
+        self.gate, self.out = Gate(dim, inner), Projection(inner, dim)
+        self.bias = Projection(spec.pair, spec.heads, bias=False) if spec.biased else None
+
+    def forward(self, x: Streams, step: Step, state: State | None = None) -> Streams:
+        cells, pair, present = x[self.spec.stream], x["pair"], _present(x, step, self.spec.stream)
+        if self.spec.along == "columns":
+            cells, pair = cells.transpose(1, 2), pair.transpose(1, 2)
+            present = None if present is None else present.transpose(1, 2)
+        q, k, v = (f(cells).unflatten(-1, (-1, self.spec.head_size)).transpose(2, 3) for f in (self.q, self.k, self.v))
+        if self.bias is None:
+            seen = None if present is None else present.flatten(0, 1)
+            y = self._attend(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), None, seen).unflatten(0, q.shape[:2])
+        else:  # one by one: all rows of an alignment share its bias, which then need not be copied for each
+            biases = self.bias(pair).permute(0, 3, 1, 2)[:, None].unbind()
+            masks = [None] * len(biases) if present is None else present.unbind()
+            y = torch.stack([self._attend(*each) for each in zip(q, k, v, biases, masks, strict=True)])
+        y = self.out(y.transpose(2, 3).flatten(3) * self.gate(cells))
+        return {self.spec.stream: y.transpose(1, 2) if self.spec.along == "columns" else y}
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, present: Tensor | None) -> Tensor:
+        """[R, N, L, H]; bias [1, N, L, L], present [R, L]."""
+        mask = None if present is None else Mask(allowed=present[:, None, None])
+        return attend(q, k, v, mask, scale=self.spec.head_size**-0.5, bias=bias, kernel=self.kernel)
+
+
+class OuterProductMean(Part):
+    """Pairs from cells: the outer product of two residues' vectors, its mean over the sequences (algorithm 10)."""
+
+    pair: int
+    """P, the width of pairs."""
+    rank: int = 32
+    """Width of the vectors that are multiplied."""
+
+    @property
+    def growth(self) -> Growth:
+        return Growth("s n² k²", "1", "1")
+
+    def build(self, dim: int, context: Context) -> OuterProductMeanOp:
+        return OuterProductMeanOp(self, dim)
+
+
+class OuterProductMeanOp(Op):
+    """Streams → {"pair": [B, L, L, P]}. The mean is over the sequences in which neither residue is padding."""
+
+    residual_outputs = ("out",)
+
+    def __init__(self, spec: OuterProductMean, dim: int) -> None:
+        super().__init__()
+        self.left, self.right = Projection(dim, spec.rank), Projection(dim, spec.rank)
+        self.out = Projection(spec.rank**2, spec.pair)
+
+    def forward(self, x: Streams, step: Step, state: State | None = None) -> Streams:
+        left, right, present = self.left(x["msa"]), self.right(x["msa"]), _present(x, step, "msa")
+        count: Tensor | int = left.shape[1]
+        if present is not None:
+            real = present.to(left.dtype)
+            left, right = left * real[..., None], right * real[..., None]
+            count = torch.einsum("bsi,bsj->bij", real, real).clamp(min=1)[..., None]
+        return {"pair": self.out(torch.einsum("bsic,bsjd->bijcd", left, right).flatten(3) / count)}
+
+
+class TriangleMultiplication(Part):
+    """The pair ij from the two other edges of all triangles, multiplied: outgoing, ik and jk (algorithm 11), or
+    incoming, ki and kj (12)."""
+
+    edges: Literal["outgoing", "incoming"]
+    pair: int
+    """P, the width of pairs."""
+    hidden: int = 128
+    """Width of what is multiplied."""
+    norm: LayerNorm = LayerNorm()
+    """Of the sum over triangles."""
+
+    @property
+    def growth(self) -> Growth:
+        return Growth("n³ d", "1", "1")
+
+    def build(self, dim: int, context: Context) -> TriangleMultiplicationOp:
+        return TriangleMultiplicationOp(self, context)
+
+
+class TriangleMultiplicationOp(Op):
+    """Streams → {"pair": [B, L, L, P]}. Edges to padding count as zero."""
+
+    residual_outputs = ("out",)
+
+    def __init__(self, spec: TriangleMultiplication, context: Context) -> None:
+        super().__init__()
+        self.spec = spec
+        self.left, self.right = Projection(spec.pair, spec.hidden), Projection(spec.pair, spec.hidden)
+        self.left_gate, self.right_gate = Gate(spec.pair, spec.hidden), Gate(spec.pair, spec.hidden)
+        self.norm = spec.norm.build(spec.hidden, context)
+        self.gate, self.out = Gate(spec.pair, spec.pair), Projection(spec.hidden, spec.pair)
+
+    def forward(self, x: Streams, step: Step, state: State | None = None) -> Streams:
+        pair, present = x["pair"], _present(x, step, "pair")
+        left, right = self.left_gate(pair) * self.left(pair), self.right_gate(pair) * self.right(pair)
+        if present is not None:
+            left, right = left * present[..., None], right * present[..., None]
+        equation = "bikc,bjkc->bijc" if self.spec.edges == "outgoing" else "bkic,bkjc->bijc"
+        triangles = self.norm(torch.einsum(equation, left, right), step)
+        return {"pair": self.gate(pair) * self.out(triangles)}
+
+
+class OnStream(Part):
+    """An op of vectors, on the vectors of one stream."""
+
+    stream: Stream
+    op: Part
+    pair: int
+    """P, the width of pairs."""
+
+    def build(self, dim: int, context: Context) -> OnStreamOp:
+        return OnStreamOp(self, dim, context)
+
+
+class OnStreamOp(nn.Module):
+    """Streams → {stream: […, C]}."""
+
+    def __init__(self, spec: OnStream, dim: int, context: Context) -> None:
+        super().__init__()
+        self.spec = spec
+        self.op = spec.op.build(dim if spec.stream == "msa" else spec.pair, context)
+
+    def forward(self, x: Streams, step: Step, state: State | None = None) -> Streams | tuple[Streams, Extras]:
+        return {self.spec.stream: self.op(x[self.spec.stream], step)}
+
+
+# --- the head ---
+
+
+class AlignmentHead(Part):
+    """What the cells are, and how far apart two residues are (sections 1.9.8 and 1.9.9)."""
+
+    pair: int
+    """P, the width of pairs."""
+    classes: int = 23
+    """Of a cell."""
+    bins: int = 64
+    """Of the distance between two residues."""
+
+    def build(self, dim: int, context: Context) -> AlignmentHeadOp:
+        return AlignmentHeadOp(self, dim)
+
+
+class AlignmentHeadOp(nn.Module):
+    """Streams → {"msa": [B, S, L, classes], "distogram": [B, L, L, bins]}; a distance is the same both ways."""
+
+    def __init__(self, spec: AlignmentHead, dim: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.msa, self.distogram = Zero(dim, spec.classes), Zero(spec.pair, spec.bins)
+
+    def forward(self, x: Streams, step: Step | None = None, table: Tensor | None = None) -> Streams:
+        half = self.distogram(x["pair"])
+        return {"msa": self.msa(x["msa"]), "distogram": half + half.transpose(1, 2)}
+
+
+class Zero(Projection):
+    """Begins as zero."""
+
+    def initialise(self, generator: torch.Generator, init: Init) -> None:
+        self.weight.zero_()
+        self.bias.zero_()
+
+
+# --- the architecture ---
+
+
+def evoformer(
+    dim: int,
+    layers: int,
+    heads: int,
+    pair: int,
+    pair_heads: int,
+    *,
+    head_size: int = 32,
+    rank: int = 32,
+    triangle: int | None = None,
+    widening: int = 4,
+    features: int = 0,
+    reach: int = 32,
+    bins: int = 64,
+    dropout: float = 0.0,
+    pair_dropout: float = 0.0,
+    eps: float = 1e-5,
+) -> Model:
+    """The architecture: dim and heads of the cells, pair and pair_heads of the pairs.
+
+    rank: of the outer product; triangle: width of the triangle multiplication, None being `pair`; widening: of the
+    transitions. dropout is of row attention, pair_dropout of triangles. Matrices begin by their width, what writes
+    into a stream and the head as zero, gates open.
+    """
+    norm, triangle = LayerNorm(eps), pair if triangle is None else triangle
+
+    def part(name: str, op: Part, *streams: Stream, share: float = 0.0, axis: Literal[1, 2] = 1) -> Sublayer:
+        post = SharedDropout(share, axis) if share else None
+        return Sublayer(name, op, pre=NormedStreams(streams, pair, norm), post=post)
+
+    def attention(stream: Stream, along: Literal["rows", "columns"], biased: bool = True) -> AxialAttention:
+        return AxialAttention(stream, along, heads if stream == "msa" else pair_heads, pair, head_size, biased)
+
+    def transition(stream: Stream, width: int) -> OnStream:
+        return OnStream(stream, FeedForward(widening * width, "relu", bias=True), pair)
+
+    block = Block((
+        part("row", attention("msa", "rows"), "msa", "pair", share=dropout),
+        part("column", attention("msa", "columns", biased=False), "msa"),
+        part("transition", transition("msa", dim), "msa"),
+        part("outer", OuterProductMean(pair, rank), "msa"),
+        part("outgoing", TriangleMultiplication("outgoing", pair, triangle, norm), "pair", share=pair_dropout),
+        part("incoming", TriangleMultiplication("incoming", pair, triangle, norm), "pair", share=pair_dropout),
+        part("starting", attention("pair", "rows"), "pair", share=pair_dropout),
+        part("ending", attention("pair", "columns"), "pair", share=pair_dropout, axis=2),
+        part("pair_transition", transition("pair", pair), "pair"),
+    ))  # fmt: skip
+    embed = EmbedAlignment(pair, features=features, reach=reach)
+    trunk, head = Trunk(embed, repeat(block, layers)), AlignmentHead(pair, bins=bins)
+    return Model(dim, encoder=trunk, head=head, init=Init("fan_in", residual=0.0))
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "evoformer-48": {
+        "dim": 256,
+        "layers": 48,
+        "heads": 8,
+        "pair": 128,
+        "pair_heads": 4,
+        "features": 26,
+        "dropout": 0.15,
+        "pair_dropout": 0.25,
+    }
+}
+TINY: dict[str, Any] = {"dim": 24, "layers": 2, "heads": 2, "pair": 16, "pair_heads": 2, "head_size": 8, "rank": 4}
+TINY |= {"widening": 2, "reach": 3, "bins": 6}
+EXEMPT = {
+    "incremental": "it writes no sequence",
+    "packing": "a pair belongs to one alignment, so several in a row would need pairs between them",
+}
+
+NAMES: list[Row] = []
+PREFIX = ""
+IGNORED: tuple[str, ...] = ()
+HF: dict[str, Any] = {}
+
+
+def to_hf(model: Model) -> Mapping[str, Any]:
+    """Raises SpecError: no architecture of Hugging Face's has an alignment's stream."""
+    raise SpecError(f"no Hugging Face architecture is an Evoformer alone, as this model of width {model.dim} is")
