@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from torch import Tensor
 
 from sublayer.names import Change, Row
@@ -136,6 +137,15 @@ def rope_one_too_far(tables: Any, rope: Rope, pos: Tensor, *args: Any, **options
 def queries_from_zero(bias: Any, op: T5BucketsOp, q_pos: Tensor, k_pos: Tensor, *args: Any) -> Tensor:
     """The bias of a call's queries, as if nothing were in the cache."""
     return bias(op, q_pos - q_pos[:, :1], k_pos, *args)
+
+
+def kept_of_this_call_alone(tokens: Any, op: AttentionOp, x: Tensor, step: Step, *rest: Any) -> tuple[Any, ...]:
+    """A layer leaves to later ones the values of the new tokens, and not those of its state."""
+    k, v, mask = tokens(op, x, step, *rest)
+    if op.spec.keeps is not None and step.shared is not None:
+        old = v.shape[1] - x.shape[1]
+        step.shared.kept[op.spec.keeps] = (k, torch.cat([torch.zeros_like(v[:, :old]), v[:, old:]], 1))
+    return k, v, mask
 
 
 # --- state ---
@@ -354,6 +364,8 @@ BROKEN = (
            where="whole logits", unseen=("incremental", "packing")),
     Broken("no causal mask", "llama", "incremental", around(*ATTENTION, not_causal),
            where="token_by_token", unseen=("kernels",)),
+    Broken("layers that share values read those of the call alone", "gemma4", "incremental",
+           around(*ATTENTION, kept_of_this_call_alone), where="token_by_token"),
     Broken("documents see each other", "gpt2", "packing",
            lambda: patch.object(geometry, "Layout", one_document), where="row 0", unseen=("incremental", "padding")),
     Broken("documents leak by less than any tolerance", "gpt2", "packing", around(AttentionOp, "forward", leaks),

@@ -22,6 +22,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
@@ -79,6 +80,12 @@ SMALL: dict[type, dict[str, Any]] = {
         family: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
                  "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 5}
         for family in (Gemma2Config, Gemma3TextConfig)
+    },
+    Gemma4TextConfig: {
+        "vocab_size": 97, "vocab_size_per_layer_input": 97, "hidden_size": 32, "intermediate_size": 24, "head_dim": 8,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 5,
+        "global_head_dim": 16, "hidden_size_per_layer_input": 6, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "pad_token_id": None,
     },
     GemmaConfig: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
                   "num_attention_heads": 4, "num_key_value_heads": 2},

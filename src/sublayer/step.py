@@ -5,7 +5,7 @@ B batch, L new tokens, M keys or memory length, D model width, N heads, R rotate
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,13 @@ class Place:
     memory_used: int | None  # the same for memory
 
 
+Kept = dict[str, tuple[Tensor, Tensor]]  # keys and values, each [B, M, K, H], by the name of who left them
+
+
+def _nothing() -> Kept:
+    return {}  # a compiler traces no call of a type with parameters
+
+
 @dataclass(frozen=True, eq=False)
 class Shared:
     """What a trunk computes once a forward pass for all of its layers."""
@@ -37,6 +44,7 @@ class Shared:
     cross: Any = None  # nn.mask.Layout of cross-attention
     rotary: tuple[tuple[Tensor, Tensor], ...] = ()  # (cos, sin) [B or 1, L, R/2] for each distinct rotary position
     key_rotary: tuple[tuple[Tensor, Tensor] | None, ...] = ()  # [B, M, R/2] where keys are cached unrotated
+    kept: Kept = field(default_factory=_nothing)  # filled layer by layer: what later layers read too
 
 
 @dataclass(frozen=True, eq=False)

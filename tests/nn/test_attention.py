@@ -45,6 +45,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Shaw, keys only": {"heads": 2, "position": Shaw(2, values=False)},
     "qk norm": {"heads": 2, "qk_norm": RMSNorm(0.1), "position": Rope(100.0)},
     "joint qk norm": {"heads": 4, "kv_heads": 2, "qk_norm": RMSNorm(0.1), "qk_norm_joint": True, "bias": True},
+    "value norm": {"heads": 4, "kv_heads": 2, "v_norm": RMSNorm(0.1, weight=False), "bias": True},
+    "keys as values": {"heads": 2, "qk_norm": RMSNorm(0.1), "v_norm": RMSNorm(0.1), "tied_values": True,
+                       "position": Rope(100.0)},
     "softcap": {"heads": 2, "softcap": 1.5},
     "sinks": {"heads": 2, "sinks": True},
     "scale": {"heads": 2, "scale": 0.9},
@@ -89,7 +92,9 @@ def plain(op: AttentionOp, x: Tensor, prefix: int = 0) -> Tensor:
             y = norm(y) if spec.qk_norm_joint else norm(y.view(length, count, H))
         return y.view(length, count, H)
 
-    q, k, v = heads(op.q, spec.heads, op.q_norm), heads(op.k, kv_heads, op.k_norm), heads(op.v, kv_heads)
+    assert op.k is not None
+    q, k, v = heads(op.q, spec.heads, op.q_norm), heads(op.k, kv_heads, op.k_norm), heads(op.v or op.k, kv_heads)
+    v = v if op.v_norm is None else op.v_norm(v)
     if isinstance(spec.position, Rope):
         places = torch.arange(length)[None]
         lengths = torch.full((1, length), length) if spec.position.dynamic else None
@@ -211,7 +216,8 @@ def test_cross_attention_sees_all_of_its_memory_and_its_padding_never() -> None:
     op.register_forward_hook(lambda op, inputs, y: seen.extend([inputs[0], y]))
     model(ids, None, None, source)
     memory, _ = model.encode(source)
-    q, k, v = ((x @ layer.weight.t()).view(-1, 2, 6) for x, layer in ((seen[0], op.q), (memory, op.k), (memory, op.v)))
+    inputs = {"q": seen[0], "k": memory, "v": memory}
+    q, k, v = ((x @ op.get_parameter(f"{name}.weight").t()).view(-1, 2, 6) for name, x in inputs.items())
     shares = torch.softmax(torch.einsum("lnh,mnh->nlm", q, k) / math.sqrt(6), -1)
     wanted = torch.einsum("nlm,mnh->lnh", shares, v).reshape(1, 3, D) @ op.out.weight.t()
     assert_close(seen[1], wanted, rtol=0, atol=1e-12)
@@ -283,6 +289,9 @@ def test_a_kernel_asked_for_is_the_one_that_runs(kernel, monkeypatch) -> None:
         ({"heads": 2, "cross": True, "window": 3}, "cross-attention has no window"),
         ({"heads": 2, "dropout": 1.0}, "dropout is a share"),
         ({"heads": 2, "qk_norm_joint": True}, "qk_norm_joint says how qk_norm is"),
+        ({"heads": 2, "reads": "a", "keeps": "b"}, "reads='a': such attention makes no keys and values of its own"),
+        ({"heads": 2, "reads": "a", "cross": True}, "reads='a'"),
+        ({"heads": 2, "keeps": "a", "cross": True}, "cross-attention keeps nothing"),
     ],
 )
 def test_what_describes_no_attention_is_refused(options: dict, message: str) -> None:
@@ -307,4 +316,40 @@ def test_keys_may_be_without_bias_beside_queries_and_values() -> None:
     """It would move all scores of a query alike; Whisper has none."""
     built = Attention(2, bias=True, k_bias=False).build(8, Context())
     assert [name for name, _ in built.named_parameters() if name.endswith("bias")] == ["q.bias", "v.bias", "out.bias"]
-    assert Attention(2, bias=True).build(8, Context()).k.bias is not None
+    assert "k.bias" in dict(Attention(2, bias=True).build(8, Context()).named_parameters())
+
+
+def test_a_layer_reads_the_keys_and_values_of_another() -> None:
+    """It equals a layer that has the other's projections and is given the other's input for them."""
+    first = Attention(2, 1, position=Rope(100.0), keeps="a")
+    second = Attention(2, 1, position=Rope(100.0), reads="a", window=3)
+    blocks = tuple(Block((pre_norm("attn", attention, RMSNorm()),)) for attention in (first, second))
+    model = Model(D, decoder=Trunk(Embed(17), blocks), head=None).build(dtype=torch.float64).eval()
+    writer, reader = (op for op in model.modules() if isinstance(op, AttentionOp))
+    assert {name for name, _ in reader.named_parameters()} == {"q.weight", "out.weight"}
+    assert reader.state() == {}
+    whole = Attention(2, 1, position=Rope(100.0), window=3).build(D, Context()).double()
+    whole.load_state_dict(writer.state_dict() | reader.state_dict())
+    seen: list[Any] = []
+    for op in (writer, reader):
+        op.register_forward_hook(lambda op, inputs, y: seen.extend([inputs[0], inputs[1], y]))
+    model(torch.randint(17, (B, L)))
+    (of_writer, _, _), (of_reader, step, y) = seen[:3], seen[3:]
+    q = whole.q(of_reader)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(whole.q, "forward", lambda x: q)
+        assert_close(whole(of_writer, step), y, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        (Attention(2), "reads='a' for .* no earlier layer keeps that"),
+        (Attention(2, keeps="b"), "reads='a' for .* no earlier layer keeps that"),
+        (Attention(4, keeps="a"), r"reads='a' for .*\(2, 4\), but an earlier layer keeps \(4, 2\)"),
+    ],
+)
+def test_a_layer_that_reads_what_none_keeps_is_refused(first: Attention, message: str) -> None:
+    blocks = tuple(Block((pre_norm("attn", attention, RMSNorm()),)) for attention in (first, Attention(2, reads="a")))
+    with pytest.raises(SpecError, match=message):
+        Model(8, decoder=Trunk(Embed(17), blocks)).build(device="meta")

@@ -484,8 +484,8 @@ def test_reads_the_older_spelling(config, rope):
             r"^rope_scaling\.rope_type: 'yarm' is not known \(did you mean 'yarn'\?\)$",
         ),
         (
-            {"rope_parameters": {"rope_type": "proportional"}},
-            r"^rope_parameters\.rope_type: 'proportional' is not known",
+            {"rope_parameters": {"rope_type": "proportionate"}},
+            r"^rope_parameters\.rope_type: 'proportionate' is not known",
         ),
         (
             {"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fats": 3}, "max_position_embeddings": 8},

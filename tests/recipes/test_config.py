@@ -10,6 +10,7 @@ from sublayer.recipes.config import IRRELEVANT, Config
 from sublayer.spec import Spec
 from tests.recipes.test_bamba import config as bamba
 from tests.recipes.test_gemma import config as gemma
+from tests.recipes.test_gemma4 import CONFIG as GEMMA4
 from tests.recipes.test_gpt2 import CONFIG as GPT2
 from tests.recipes.test_gpt_neox import CONFIG as GPT_NEOX
 from tests.recipes.test_jamba import config as jamba
@@ -21,6 +22,7 @@ from tests.recipes.test_phi3 import CONFIG as PHI3
 
 CONFIGS = {
     **{name: gemma(name) for name in ("gemma", "gemma2", "gemma3_text")},
+    "gemma4": GEMMA4,
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,
     "bamba": bamba(),
@@ -37,7 +39,9 @@ KEYS = (
     "architectures model_type head_dim rope_theta rope_scaling rope_parameters partial_rotary_factor sliding_window "
     "use_sliding_window max_window_layers layer_types hidden_act activation_function attention_dropout attention_bias "
     "mlp_bias tie_word_embeddings max_position_embeddings n_inner layer_norm_epsilon resid_pdrop pruned_heads unknown "
-    "rotary_pct rotary_emb_base use_parallel_residual query_pre_attn_scalar rope_local_base_freq sliding_window_pattern"
+    "rotary_pct rotary_emb_base use_parallel_residual query_pre_attn_scalar rope_local_base_freq "
+    "sliding_window_pattern per_layer_config num_kv_shared_layers attention_k_eq_v "
+    "hidden_size_per_layer_input global_head_dim"
 )
 VALUES = [
     None, True, False, 0, -1, 3, 1.5, 1 << 70, float("nan"), float("inf"), "", "silu", [], [1], ["a"], {}, {"a": 1},

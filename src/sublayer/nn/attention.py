@@ -57,16 +57,25 @@ class Attention(Part):
     """What scores are multiplied by; None: H^−1/2."""
     bias: bool = False
     """Whether q, k and v have biases."""
-    k_bias: bool | None = None
-    """Whether k has one; None: as q and v. It moves all scores of a query alike, so Whisper has none."""
     out_bias: bool | None = None
     """Whether the output projection has one; None: as q, k and v."""
-    gated: bool = False
-    """Whether what the heads give is multiplied by sigmoid(gate(x)) before the output projection (arXiv 2505.06708)."""
     dropout: float = 0.0
     """Share of attention weights zeroed while training."""
     qk_norm_joint: bool = False
     """Whether qk_norm is over all heads together (OLMo 2), with a weight for each of their dims."""
+    gated: bool = False
+    """Whether what the heads give is multiplied by sigmoid(gate(x)) before the output projection (arXiv 2505.06708)."""
+    k_bias: bool | None = None
+    """Whether k has a bias; None: as q and v. It moves all scores of a query alike, so Whisper has none."""
+
+    v_norm: Part | None = None
+    """A norm over H on values (Gemma 4)."""
+    tied_values: bool = False
+    """Whether values are what the keys' projection gives, before the keys' norm and positions: there is no v."""
+    keeps: str | None = None
+    """A name under which its keys and values stay within reach of later layers."""
+    reads: str | None = None
+    """The name of the keys and values of an earlier layer that it attends to: there is no k, no v and no state."""
 
     def check(self) -> None:
         kv_heads = self.heads if self.kv_heads is None else self.kv_heads
@@ -80,6 +89,11 @@ class Attention(Part):
             self.window is None or self.window > 0, f"window={self.window} hides everything; use None for no window"
         )
         self.require(self.keep_first >= 0, f"keep_first={self.keep_first}: give the number of first keys to keep, or 0")
+        alone = self.reads is None or not (self.cross or self.tied_values or self.v_norm or self.keeps)
+        self.require(alone, f"reads={self.reads!r}: such attention makes no keys and values of its own")
+        self.require(
+            not (self.cross and self.keeps), "cross-attention keeps nothing: memory is within reach of all layers"
+        )
         self.require(not self.qk_norm_joint or self.qk_norm is not None, "qk_norm_joint says how qk_norm is; give one")
         self.require(self.softcap is None or self.softcap > 0, f"softcap must be above 0, got {self.softcap}")
         self.require(not (self.cross and self.window), "cross-attention has no window: memory has no query position")
@@ -118,13 +132,25 @@ class AttentionOp(Op):
         kv_heads = spec.kv_heads or spec.heads
         source = (context.memory or dim) if spec.cross else dim
         self.q = Projection(dim, spec.heads * self.head_size, spec.bias)
-        self.k = Projection(source, kv_heads * self.head_size, spec.bias if spec.k_bias is None else spec.k_bias)
-        self.v = Projection(source, kv_heads * self.head_size, spec.bias)
+        width = kv_heads * self.head_size
+        k_bias = spec.bias if spec.k_bias is None else spec.k_bias
+        self.k = Projection(source, width, k_bias) if spec.reads is None else None
+        self.v = Projection(source, width, spec.bias) if spec.reads is None and not spec.tied_values else None
         out_bias = spec.bias if spec.out_bias is None else spec.out_bias
         self.out = Projection(spec.heads * self.head_size, dim, out_bias)
         self.gate = Projection(dim, spec.heads * self.head_size, spec.bias) if spec.gated else None
         self.q_norm = self._norm(self.q.out_features, context)
-        self.k_norm = self._norm(self.k.out_features, context)
+        self.k_norm = self._norm(width, context) if spec.reads is None else None
+        self.v_norm = spec.v_norm.build(self.head_size, context) if spec.v_norm else None
+        if spec.keeps is not None:
+            context.kept[spec.keeps] = (kv_heads, self.head_size)
+        elif spec.reads is not None:
+            kept = context.kept.get(spec.reads)
+            found = f"an earlier layer keeps {kept}" if kept else "no earlier layer keeps that"
+            spec.require(
+                kept == (kv_heads, self.head_size),
+                f"reads={spec.reads!r} for (kv_heads, head_size)={(kv_heads, self.head_size)}, but {found}",
+            )
         self.sink_logits = nn.Parameter(torch.empty(spec.heads)) if spec.sinks else None
         self.rope = spec.position if isinstance(spec.position, Rope) else None
         if self.rope is not None:
@@ -137,7 +163,7 @@ class AttentionOp(Op):
             self.sink_logits.zero_()
 
     def state(self) -> dict[str, Leaf]:
-        if not (self.spec.causal or self.spec.cross):
+        if self.k is None or not (self.spec.causal or self.spec.cross):
             return {}
         shape = (self.k.out_features // self.head_size, self.head_size)
         if self.spec.cross:
@@ -198,22 +224,13 @@ class AttentionOp(Op):
         return rotate(heads.transpose(1, 2), *table, self.rope.pairing).transpose(1, 2)
 
     def _tokens(self, x: Tensor, step: Step, state: State | None, shared: Shared) -> tuple[Tensor, Tensor, Mask]:
-        """Keys and values of self-attention, [B, M, K, H]: this call's, after what the state holds."""
-        k, v = self._split(self.k, x, self.k_norm), self._split(self.v, x)
-        unrotated = self.rope is not None and self.rope.dynamic
-        if self.rope is not None and not unrotated:
-            k = self._rotate(k, shared.rotary[self.table])
-        if state is not None and not self.spec.causal:
-            raise StateError("attention that sees both ways cannot be continued: call the model without a state")
-        if state is not None:
-            state["k"].write(k, step)
-            state["v"].write(v, step)
-            k, v = state["k"].read(step).to(x.dtype), state["v"].read(step).to(x.dtype)
-        if unrotated:
-            table = shared.key_rotary[self.table]
-            assert table is not None
-            k = self._rotate(k, table)
+        """Keys and values of self-attention, [B, M, K, H], and who sees which."""
         spec = self.spec
+        if state is not None and not spec.causal:
+            raise StateError("attention that sees both ways cannot be continued: call the model without a state")
+        k, v = self._own(x, step, state, shared) if spec.reads is None else shared.kept[spec.reads]
+        if spec.keeps is not None:
+            shared.kept[spec.keeps] = (k, v)
         return k, v, Mask(
             causal=spec.causal and step.prefix is None,
             window=spec.window,
@@ -223,11 +240,32 @@ class AttentionOp(Op):
             layout=shared.layout,
         )  # fmt: skip
 
+    def _own(self, x: Tensor, step: Step, state: State | None, shared: Shared) -> tuple[Tensor, Tensor]:
+        """Keys and values of this call, after what the state holds."""
+        k, v = self._keys_and_values(x)
+        unrotated = self.rope is not None and self.rope.dynamic
+        if self.rope is not None and not unrotated:
+            k = self._rotate(k, shared.rotary[self.table])
+        if state is not None:
+            state["k"].write(k, step)
+            state["v"].write(v, step)
+            k, v = state["k"].read(step).to(x.dtype), state["v"].read(step).to(x.dtype)
+        if unrotated:
+            table = shared.key_rotary[self.table]
+            assert table is not None
+            k = self._rotate(k, table)
+        return k, v
+
+    def _keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.k is not None
+        v = self._split(self.k if self.v is None else self.v, x)
+        return self._split(self.k, x, self.k_norm), v if self.v_norm is None else self.v_norm(v)
+
     def _memory(self, x: Tensor, step: Step, state: State | None) -> tuple[Tensor, Tensor, Mask]:
         """Keys and values of cross-attention, [B, M, K, H]: computed once into the state, then read from it."""
         k = v = None
         if step.memory is not None:
-            k, v = self._split(self.k, step.memory, self.k_norm), self._split(self.v, step.memory)
+            k, v = self._keys_and_values(step.memory)
             if state is not None:
                 state["k"].write(k, step)
                 state["v"].write(v, step)

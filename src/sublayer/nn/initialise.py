@@ -25,12 +25,12 @@ class Init(Spec):
     """Matrices that write into the residual stream: like the others, or divided by the square root of how many
     of their trunk write there, so that the stream's variance does not grow with depth (GPT-2 report, section 2.3);
     or with a standard deviation of their own; 0: branches begin as nothing."""
-    queries: Literal["same", "head_size"] = "same"
-    """Matrices that make queries: like the others, or times H^−1/2, the scale that T5's attention leaves out."""
     embedding: float | None = None
     """Standard deviation of embedding tables; None: as matrices (0.02 where those follow their width)."""
     position: float | None = None
     """Standard deviation of learned positions; None: as the embedding."""
+    queries: Literal["same", "head_size"] = "same"
+    """Matrices that make queries: like the others, or times H^−1/2, the scale that T5's attention leaves out."""
 
     def check(self) -> None:
         self.require(isinstance(self.std, str) or self.std > 0, f"std must be above 0, got {self.std}")

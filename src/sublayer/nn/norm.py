@@ -57,10 +57,13 @@ class RMSNorm(Part):
 
     groups: int = 1
     """Equal parts of the vector that are each normalised alone (Mamba-2)."""
+    weight: bool = True
+    """Whether a weight is learned."""
 
     def check(self) -> None:
         self.require(self.eps >= 0, f"eps must be at least 0, got {self.eps}")
         self.require(self.groups > 0, f"groups must be above 0, got {self.groups}")
+        self.require(self.weight or not self.plus_one, "plus_one says how a weight is stored, and there is none")
 
     def build(self, dim: int, context: Context) -> RMSNormOp:
         self.require(dim % self.groups == 0, f"groups={self.groups} do not divide the width {dim}")
@@ -73,20 +76,26 @@ class RMSNormOp(Op):
     def __init__(self, spec: RMSNorm, dim: int) -> None:
         super().__init__()
         self.spec = spec
-        self.weight = nn.Parameter(torch.empty(dim))
+        self.weight = nn.Parameter(torch.empty(dim)) if spec.weight else None
 
     def initialise(self, generator: torch.Generator, init: Init) -> None:
-        self.weight.fill_(0 if self.spec.plus_one else 1)
+        if self.weight is not None:
+            self.weight.fill_(0 if self.spec.plus_one else 1)
 
     def forward(self, x: Tensor, step: Step | None = None, state: State | None = None) -> Tensor:
         if x.dtype in (torch.float32, torch.float64) and self.spec.groups == 1:
-            weight = 1 + self.weight.to(x.dtype) if self.spec.plus_one else self.weight
-            if torch.is_grad_enabled() and x.dtype == weight.dtype and not torch.compiler.is_compiling():
+            weight = self.weight
+            if weight is not None and self.spec.plus_one:
+                weight = 1 + weight.to(x.dtype)
+            fast = weight is not None and x.dtype == weight.dtype and not torch.compiler.is_compiling()
+            if fast and torch.is_grad_enabled():
                 return cast(Any, _Normed).apply(x, weight, self.spec.eps)
-            return F.rms_norm(x, weight.shape, weight, self.spec.eps)
+            return F.rms_norm(x, x.shape[-1:], weight, self.spec.eps)
         wide = x if x.dtype == torch.float64 else x.float()
         parts = wide.reshape(*wide.shape[:-1], self.spec.groups, -1)
         wide = (parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + self.spec.eps)).flatten(-2)
+        if self.weight is None:
+            return wide.to(x.dtype)
         if self.spec.plus_one:
             return (wide * (1 + self.weight.to(wide.dtype))).to(x.dtype)
         return (self.weight * wide.to(x.dtype)).to(x.dtype)

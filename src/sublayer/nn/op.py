@@ -54,6 +54,9 @@ class Context:
     rotary: list[tuple[Any, int]] = field(default_factory=list[tuple[Any, int]])
     """The distinct (rotary spec, head size) of one trunk; their tables are computed once a forward pass."""
 
+    kept: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """(kv heads, head size) of the keys and values that earlier layers of the trunk keep for later ones, by name."""
+
     def number(self, position: Spec, head_size: int) -> int:
         """The place of a rotary position among the trunk's shared tables."""
         key = (position, head_size)

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import InputError, SpecError, nearest
 from ..spec import Spec
 from .constant import constant, traced_as_constant
-from .rope_scaling import DynamicNtk, Linear, Llama3, LongRope, Ntk, Scaling, Yarn, geometric
+from .rope_scaling import DynamicNtk, Linear, Llama3, LongRope, Ntk, Proportional, Scaling, Yarn, geometric
 
 Pairing = Literal["half", "interleaved"]
 
@@ -186,10 +186,12 @@ def rope_from_hf(config: Mapping[str, Any], head_size: int, *, pairing: Pairing 
     where, given = _hf_parameters(config)
     theta = next((t for t in (given.pop("rope_theta", None), config.get("rope_theta")) if t is not None), 10000.0)
     part = given.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
-    size = None if int(head_size * part) == head_size else int(head_size * part)
     older, newer = given.pop("type", None), given.pop("rope_type", None)
     kind = str(newer or older or "default")
     kind = "longrope" if kind == "su" else kind  # Phi-3's first name for it
+    if kind == "proportional":  # which takes the part for its own
+        given["partial_rotary_factor"], part = part, 1.0
+    size = None if int(head_size * part) == head_size else int(head_size * part)
     if kind not in _HF:
         raise SpecError(f"{where}.rope_type: {kind!r} is not known{nearest(kind, _HF)}")
     scaling, keys = _HF[kind]
@@ -261,6 +263,7 @@ def _hf_parameters(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 _HF: dict[str, tuple[type[Scaling] | None, dict[str, str]]] = {
     "default": (None, {}),
     "linear": (Linear, {"factor": "factor"}),
+    "proportional": (Proportional, {"partial_rotary_factor": "share", "factor": "factor"}),
     "dynamic": (DynamicNtk, {"factor": "factor"}),  # its trained length is max_position_embeddings
     "llama3": (
         Llama3,

@@ -208,7 +208,24 @@ class LongRope(_Scaling, Spec):
         return torch.where(beyond, constant(long, lengths, frequencies.dtype), frequencies)
 
 
-Scaling = Linear | Ntk | DynamicNtk | Yarn | Llama3 | LongRope
+class Proportional(_Scaling, Spec):
+    """Only the fastest pairs of a head turn, as fast as if all did; the others stand still (arXiv 2410.06205)."""
+
+    share: float
+    """Share of the pairs that turn."""
+    factor: float = 1.0
+    """What the frequencies are divided by."""
+
+    def check(self) -> None:
+        self.require(0 < self.share <= 1, f"share is above 0 and at most 1, got {self.share}")
+        self.require(self.factor > 0, f"factor is above 0, got {self.factor}")
+
+    def frequencies(self, theta: float, size: int) -> list[float]:
+        turning = int(self.share * size // 2)
+        return [f / self.factor if i < turning else 0.0 for i, f in enumerate(geometric(theta, size))]
+
+
+Scaling = Proportional | Linear | Ntk | DynamicNtk | Yarn | Llama3 | LongRope
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:

@@ -239,10 +239,10 @@ class Model(Part):
     """What the output answers; None: the model returns hidden vectors."""
     tied: bool = False
     """Whether the head uses the embedding's table as its weight."""
-    shared: bool = False
-    """Whether the encoder embeds its tokens with the decoder's table."""
     init: Init = Init()
     """How a new model begins."""
+    shared: bool = False
+    """Whether the encoder embeds its tokens with the decoder's table."""
 
     def check(self) -> None:
         self.require(self.dim > 0, f"dim must be above 0, got {self.dim}")

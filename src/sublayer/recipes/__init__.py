@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .dit import dit
     from .evoformer import evoformer
     from .gemma import gemma
+    from .gemma4 import gemma4
     from .gpt2 import gpt2
     from .gpt_neox import gpt_neox
     from .gpt_oss import gpt_oss
@@ -63,6 +64,7 @@ FAMILIES = (
     "dit",
     "evoformer",
     "gemma",
+    "gemma4",
     "gpt2",
     "gpt_neox",
     "gpt_oss",
@@ -104,6 +106,7 @@ __all__ = [
     "family",
     "from_hf",
     "gemma",
+    "gemma4",
     "gpt2",
     "gpt_neox",
     "gpt_oss",

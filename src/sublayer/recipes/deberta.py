@@ -91,7 +91,7 @@ class DisentangledOp(AttentionOp):
         self.distances = spec
         inner = spec.heads * self.head_size
         self.scale = (self.head_size * (1 + len(spec.terms))) ** -0.5
-        own, k_bias = not spec.shared, self.k.bias is not None
+        own, k_bias = not spec.shared, self.k is not None and self.k.bias is not None
         self.position_k = Projection(dim, inner, k_bias) if own and "c2p" in spec.terms else None
         self.position_q = Projection(dim, inner, spec.bias) if own and "p2c" in spec.terms else None
 
@@ -103,7 +103,9 @@ class DisentangledOp(AttentionOp):
         row = spec.row(q_pos[:, :, None] - k_pos[:, None, :])[:, None].expand(*q.shape[:3], k.shape[2])
         scores: Tensor | None = None
         if "c2p" in spec.terms:
-            keys = self._split(self.position_k or self.k, vectors).transpose(0, 1)  # [N, 2 · span, H]
+            projection = self.position_k or self.k
+            assert projection is not None
+            keys = self._split(projection, vectors).transpose(0, 1)  # [N, 2 · span, H]
             scores = (q @ keys.mT).gather(3, row)
         if "p2c" in spec.terms:
             queries = self._split(self.position_q or self.q, vectors).transpose(0, 1)

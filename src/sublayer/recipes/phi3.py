@@ -61,7 +61,7 @@ EXEMPT: dict[str, str] = {}
 
 
 def _projections(attention: AttentionOp) -> Change:
-    return cut(attention.q.out_features, attention.k.out_features, attention.v.out_features)
+    return cut(*(len(attention.get_parameter(f"{name}.weight")) for name in "qkv"))
 
 
 NAMES: list[Row] = [
