@@ -124,7 +124,8 @@ def _inside(part: Part) -> Iterator[Part]:
 
 
 def _places(embed: Part) -> list[Any]:
-    return [part.position for part in _inside(embed) if getattr(part, "position", None) is not None]
+    found = [getattr(part, "position", None) for part in _inside(embed)]
+    return [position for position in found if isinstance(position, Spec)]
 
 
 def _mixer(part: Part) -> str:
