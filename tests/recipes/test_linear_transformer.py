@@ -78,11 +78,9 @@ def check_parity(model: ModelOp, ids: Tensor, segment: Tensor, activation: Any =
         close(one, other, f"gradient of {name}")
 
 
-@pytest.mark.parametrize(
-    ("changes", "activation"), [({}, F.gelu), ({"tied": True, "activation": "relu", "hidden": 40}, F.relu)], ids=str
-)
-def test_logits_and_gradients_are_those_of_the_equations(changes: dict, activation: Any) -> None:
-    check_parity(drawn(**changes), IDS, torch.ones_like(IDS), activation)
+@pytest.mark.parametrize("changes", [{}, {"tied": True, "activation": "relu", "hidden": 40}], ids=str)
+def test_logits_and_gradients_are_those_of_the_equations(changes: dict[str, Any]) -> None:
+    check_parity(drawn(**changes), IDS, torch.ones_like(IDS), F.relu if "activation" in changes else F.gelu)
 
 
 @pytest.mark.parametrize("segment", [PADDED, PACKED], ids=["padded", "packed"])
