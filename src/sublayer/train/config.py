@@ -22,6 +22,7 @@ from ..weights.load import read_json, read_spec
 from .examples import Classification, Contrastive, Tagging, TextToText
 from .language import Masked, NextToken, SpanCorruption
 from .optim import AdamW, Muon
+from .protein import MaskedAlignment
 from .schedule import Schedule
 from .vision import Diffusion, ImageClassification
 
@@ -36,6 +37,7 @@ Objectives = (
     | Contrastive
     | ImageClassification
     | Diffusion
+    | MaskedAlignment
 )
 MAX_BYTES = 1 << 20  # of a configuration file
 
@@ -147,7 +149,7 @@ class RunData(Spec):
     prefix: str = ""
     """What each text of examples begins with."""
     judge: str | tuple[str, ...] = ()
-    """Files, folders, globs that are held out, instead of a share of the rest; for examples and images."""
+    """Files, folders, globs that are held out, instead of a share of the rest; not for running text."""
     size: int | None = None
     """Pixels high and wide that the images of a folder are made; IDX files have their own size."""
     channels: Literal[1, 3] = 3
@@ -157,7 +159,9 @@ class RunData(Spec):
     bad_bytes: Literal["error", "replace", "skip"] = "error"
     """What happens to a file that is not UTF-8: the run stops, the bytes become U+FFFD, or the file is left out."""
     length: int = 256
-    """Tokens of a row that are predicted."""
+    """Tokens of a row that are predicted; residues of an alignment's crop."""
+    depth: int = 64
+    """Sequences of an alignment's crop, the target among them."""
     held: float = 0.05
     """Share of the documents that is held out, to judge by; at most 0.5."""
     segments: bool = True
@@ -166,6 +170,7 @@ class RunData(Spec):
     def check(self) -> None:
         self.require(bool(self.paths) != bool(self.sources), "needs paths or sources, and not both")
         self.require(self.length >= 2, f"length is at least 2, got {self.length}")
+        self.require(self.depth >= 2, f"depth is at least 2, got {self.depth}")
         self.require(0 < self.held <= 0.5, f"held is a share above 0 and up to 0.5, got {self.held}")
 
         names = [source.name for source in self.all_sources()]

@@ -6,7 +6,7 @@ B examples, L and M lengths, C classes, D width of an embedding.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,13 +20,13 @@ from ..step import Step
 from .batch import Batch
 from .language import Words, next_token
 from .loss import IGNORED, Loss
-from .objectives import Objective, refuse_causal
+from .objectives import Objective, Reads, refuse_causal
 
 
 class OnExamples(Objective):
     """Base of what is trained on examples: a record's values become ids, and examples a batch."""
 
-    reads: ClassVar[Literal["text", "examples", "images"]] = "examples"
+    reads: ClassVar[Reads] = "examples"
     labelled: ClassVar[bool] = False
     """Whether the second field is one of a set of names, or a list of them."""
 

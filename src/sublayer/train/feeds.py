@@ -1,4 +1,4 @@
-"""Feed: what a run trains on and is judged by — running text, examples, images — as batches of its objective.
+"""Feed: what a run trains on and is judged by — text, examples, images, alignments — as batches of its objective.
 
 A feed finds or makes what it needs in the run's folder (tokenizer, names of labels, tokens), so that a resumed run and
 the other ranks of a run read what the first one wrote.
@@ -19,6 +19,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 
+from ..data.alignments import AlignmentBatches, Crop, alignments, gathered, held_crops, parted
 from ..data.batches import Batches, windows
 from ..data.examples import Example, ExampleBatches, Examples, bundles
 from ..data.images import ImageBatches, Images, images, whole
@@ -35,6 +36,7 @@ from .examples import OnExamples
 from .language import Masked, NextToken, SpanCorruption, Words
 from .loss import IGNORED
 from .prepare import tokenizer_of
+from .protein import MaskedAlignment
 from .view import View
 from .vision import OnImages
 
@@ -69,7 +71,8 @@ class Feed(Protocol):
 
 def feed_of(run: Run, out: Path, view: View) -> Feed:
     """The feed of the run's objective; its tokenizer and labels are there, its data is still to be opened."""
-    return {"text": TextFeed, "examples": ExampleFeed, "images": ImageFeed}[run.objective.reads](run, out, view)
+    kinds = {"text": TextFeed, "examples": ExampleFeed, "images": ImageFeed, "alignments": AlignmentFeed}
+    return kinds[run.objective.reads](run, out, view)
 
 
 def drawn(seed: int, what: str, number: int) -> torch.Generator:
@@ -83,7 +86,7 @@ class TextFeed:
 
     def __init__(self, run: Run, out: Path, view: View) -> None:
         if run.data.judge:
-            raise UsageError("data.judge: running text is held out by data.held; give judge with examples or images")
+            raise UsageError("data.judge: running text is held out by data.held; judge is for other data")
         self.run, self.out, self.view = run, out, view
         self.objective = cast("NextToken | Masked | SpanCorruption", run.objective)
         self.tokenizer = tokenizer_of(run, out, view, self._texts)
@@ -380,3 +383,49 @@ def _parted(source: Images, held: float) -> tuple[Images, Images]:
     if kept.all() or not kept.any():
         raise InputError(f"too few images to hold out a share of {held}: {len(source):,}")
     return source.only((~kept).nonzero()[0]), source.only(kept.nonzero()[0])
+
+
+class AlignmentFeed:
+    """Alignments of proteins, cropped; a share of each one's sequences is held out, or other alignments are."""
+
+    tokenizer = None
+    length = None
+    bytes_per_token: float = 0.0
+
+    def __init__(self, run: Run, out: Path, view: View) -> None:
+        self.run, self.view, self.objective = run, view, cast(MaskedAlignment, run.objective)
+        self.sizes: Mapping[str, Any] = {}
+
+    def open(self) -> None:
+        """Reads all of them: a family takes as many bytes as it has cells."""
+        data, run = self.run.data, self.run
+        sources = [(alignments(source.paths), source.weight) for source in data.all_sources()]
+        parts = [([(one, one) if data.judge else parted(one, data.held) for one in found], w) for found, w in sources]
+        weighted = [(train, weight / len(found)) for found, weight in parts for train, _ in found]
+        self.batches = AlignmentBatches(weighted, run.train.batch, data.length, data.depth, run.seed)
+        pairs = [(train, held.cells) for found, _ in parts for train, held in found]
+        if data.judge:  # the first sequence is the target, and all others are asked for
+            pairs = [(one.only(np.array([0])), one.cells[1:]) for one in alignments(data.judge)]
+        self.kept = [crop for train, held in pairs for crop in held_crops(train, held, data.length, data.depth)]
+        if not self.kept:
+            raise InputError(f"data.held: no sequence falls into a share of {data.held}: give more, or data.judge")
+        held = sum(len(held) for _, held in pairs)
+        self.view.note(f"{len(weighted):,} alignments; {held:,} sequences of {len(pairs):,} are held out")
+
+    def at(self, step: int, rank: int = 0, ranks: int = 1) -> tuple[Batch, Sequence[str]]:
+        crops = self.batches.at(step, rank, ranks)
+        return self.objective.collate(crops, drawn(self.run.seed, f"rank {rank}", step)), crops.where
+
+    def held(self, limit: int | None, stride: int | None = None) -> tuple[int, Iterator[tuple[Batch, int]]]:
+        """With a limit, about so many masked cells of held-out sequences, the crops evenly chosen."""
+        kept, rows = self.kept, self.run.train.batch
+        masked = self.objective.share * sum(int(crop.asked.sum()) * crop.cells.shape[1] for crop in kept)
+        count = len(kept) if limit is None else max(1, min(len(kept), math.ceil(len(kept) * limit / max(masked, 1))))
+        chosen: list[Crop] = [kept[i] for i in np.linspace(0, len(kept) - 1, count).round().astype(int)]
+
+        def batches() -> Iterator[tuple[Batch, int]]:
+            for number, start in enumerate(range(0, count, rows)):
+                generator = drawn(self.run.seed, "held", number)
+                yield self.objective.collate(gathered(chosen[start : start + rows]), generator), 0
+
+        return -(-count // rows), batches()

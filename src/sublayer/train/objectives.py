@@ -1,6 +1,7 @@
 """Objective: what is minimised — a spec with a function (model, batch) → Loss, and the collator that makes its batches.
 
-The objectives themselves: language.py (running text), examples.py (pairs of texts, classes, tags).
+The objectives themselves: language.py (running text), examples.py (pairs of texts, classes, tags), vision.py
+(images), protein.py (alignments).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from ..spec import Spec
 from .batch import Batch
 from .loss import Loss
 
+Reads = Literal["text", "examples", "images", "alignments"]
+
 LossOf = Callable[[ModelOp, Batch], Loss]
 """What `update` and `evaluate` take: an Objective, or any function like it."""
 
@@ -24,7 +27,7 @@ class Objective(Spec):
 
     kind: ClassVar[str]
     """Its name in a configuration."""
-    reads: ClassVar[Literal["text", "examples", "images"]] = "text"
+    reads: ClassVar[Reads] = "text"
     """What it is trained on, which decides how it collates (see feeds.py)."""
     unit: ClassVar[str] = "nats"
     """What its loss is measured in, for each answer."""

@@ -18,13 +18,13 @@ from ..nn.sublayer import Model, ModelOp
 from .batch import Batch
 from .examples import class_loss
 from .loss import Loss
-from .objectives import Objective
+from .objectives import Objective, Reads
 
 
 class OnImages(Objective):
     """Base of what is trained on labelled images."""
 
-    reads: ClassVar[Literal["text", "examples", "images"]] = "images"
+    reads: ClassVar[Reads] = "images"
 
     def collate(self, pictures: Pictures, classes: int, generator: torch.Generator) -> Batch:
         """The batch of some images; `classes` is how many there are."""
