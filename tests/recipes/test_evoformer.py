@@ -69,11 +69,13 @@ def algorithms(weights: Weights, inputs: Mapping[str, Tensor], real: Tensor, lay
 
 def front_end(at: Naive, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Algorithms 3 to 5."""
-    tables = {name: at.weights[f"{at.at}.{name}.weight"] for name in ("msa", "target", "left", "right", "relative")}
+    tables = {
+        name: at.weights[f"{at.at}.{name}.weight"] for name in ("msa", "target", "left", "right", "position.table")
+    }
     target, ids = inputs["target"].tolist(), inputs["msa"].tolist()
     length = len(target)
     near = [[min(max(i - j, -REACH), REACH) + REACH for j in range(length)] for i in range(length)]
-    z = [[tables["left"][target[i]] + tables["right"][target[j]] + tables["relative"][near[i][j]]
+    z = [[tables["left"][target[i]] + tables["right"][target[j]] + tables["position.table"][near[i][j]]
           for j in range(length)] for i in range(length)]  # fmt: skip
     m = [torch.stack([tables["msa"][row[i]] + tables["target"][target[i]] for i in range(length)]) for row in ids]
     cells = torch.stack(m)

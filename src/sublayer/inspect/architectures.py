@@ -98,10 +98,10 @@ is what decoding keeps for a token, in 2-byte elements; "a row" is what a sequen
 
 ## How the mixers grow
 
-In a sequence of n tokens (m in the memory), width d, head size h, state s, window w, kernel k: operations a layer,
-operations that must follow one another while training, and the longest way between two positions (Vaswani et al. 2017,
-table 1). A linear recurrence reaches any distance in one layer, though what it carries fades. Measured times and memory
-by length: `make bench ONLY=mixers`.
+In a sequence of n tokens (m in the memory), width d, head size h, state s, window w, kernel k, r rows of an alignment:
+operations a layer, operations that must follow one another while training, and the longest way between two positions
+(Vaswani et al. 2017, table 1). A linear recurrence reaches any distance in one layer, though what it carries fades.
+Measured times and memory by length: `make bench ONLY=mixers`.
 
 | mixer | operations | one after the other | path |
 |---|---|---|---|
@@ -153,7 +153,7 @@ def _norm(sublayer: Sublayer) -> str:
     if not found:
         return "none"
     where, norm = found[-1]
-    return f"{where}: {type(norm).__name__}"
+    return f"{where}: {type(getattr(norm, 'norm', norm)).__name__}"  # some places norm a part of the stream
 
 
 def _ffn(part: Part) -> str:

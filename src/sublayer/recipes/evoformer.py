@@ -44,8 +44,31 @@ UNKNOWN, GAP, MASKED = 20, 21, 22
 # --- the front end ---
 
 
+class RelativeDistance(Part):
+    """A vector for each distance along the chain, and one each way for all beyond `reach` (algorithms 4 and 5)."""
+
+    reach: int = 32
+
+    def check(self) -> None:
+        self.require(self.reach >= 0, f"reach must not be below 0, got {self.reach}")
+
+    def build(self, dim: int, context: Context) -> RelativeDistanceOp:
+        return RelativeDistanceOp(self, dim)
+
+
+class RelativeDistanceOp(nn.Module):
+    """Positions [B or 1, L] → [B or 1, L, L, dim]."""
+
+    def __init__(self, spec: RelativeDistance, dim: int) -> None:
+        super().__init__()
+        self.reach, self.table = spec.reach, table(2 * spec.reach + 1, dim)
+
+    def forward(self, pos: Tensor) -> Tensor:
+        return self.table((pos[:, :, None] - pos[:, None]).clamp(-self.reach, self.reach) + self.reach)
+
+
 class EmbedAlignment(Part):
-    """Cells and pairs of an alignment and its target (algorithms 3 to 5).
+    """Cells and pairs of an alignment and its target (algorithm 3).
 
     AlphaFold's linear maps of one-hot vectors are tables here, which have the maps' biases in their rows.
     """
@@ -58,16 +81,16 @@ class EmbedAlignment(Part):
     """What a residue of the target may be: an amino acid, or an unknown one."""
     features: int = 0
     """Numbers given for each cell beside its class (26 in AlphaFold: deletions and the profile of a cluster)."""
-    reach: int = 32
-    """Residues farther apart than this along the chain are told apart by nothing."""
+    position: RelativeDistance = RelativeDistance()
+    """How pairs know how far apart they are along the chain."""
 
     def check(self) -> None:
         sizes = min(self.pair, self.classes, self.residues)
         self.require(sizes > 0, f"pair, classes and residues must be above 0, got {sizes}")
-        self.require(min(self.features, self.reach) >= 0, "features and reach must not be below 0")
+        self.require(self.features >= 0, f"features must not be below 0, got {self.features}")
 
     def build(self, dim: int, context: Context) -> EmbedAlignmentOp:
-        return EmbedAlignmentOp(self, dim)
+        return EmbedAlignmentOp(self, dim, context)
 
 
 class EmbedAlignmentOp(nn.Module):
@@ -78,23 +101,22 @@ class EmbedAlignmentOp(nn.Module):
     given (where a chain has a gap). Raises InputError for inputs that do not fit, and for several documents in a row.
     """
 
-    def __init__(self, spec: EmbedAlignment, dim: int) -> None:
+    def __init__(self, spec: EmbedAlignment, dim: int, context: Context) -> None:
         super().__init__()
         self.spec = spec
         self.msa, self.target = table(spec.classes, dim), table(spec.residues, dim)
         self.left, self.right = table(spec.residues, spec.pair), table(spec.residues, spec.pair)
-        self.relative = table(2 * spec.reach + 1, spec.pair)
+        self.position = spec.position.build(spec.pair, context)
         self.features = Projection(spec.features, dim) if spec.features else None
 
     def forward(self, inputs: Streams, step: Step) -> tuple[Streams, Step]:
         self._check(inputs, step)
-        target, reach = inputs["target"], self.spec.reach
+        target = inputs["target"]
         msa = self.msa(inputs["msa"]) + self.target(target)[:, None]
         if self.features is not None:
             msa = msa + self.features(inputs["features"].to(msa.dtype))
         pos = step.pos if step.pos is not None else torch.arange(target.shape[1], device=target.device)[None]
-        distance = (pos[:, :, None] - pos[:, None]).clamp(-reach, reach) + reach
-        pair = self.left(target)[:, :, None] + self.right(target)[:, None] + self.relative(distance)
+        pair = self.left(target)[:, :, None] + self.right(target)[:, None] + self.position(pos)
         stream = {"pair": pair, "msa": msa}  # the pairs first, for their shape is that of a batch of rows
         return (stream | {"present": inputs["present"]} if "present" in inputs else stream), step
 
@@ -160,7 +182,7 @@ class NormedStreamsOp(nn.ModuleDict):
 
 
 class SharedDropout(Part):
-    """Dropout of whole lines: what is dropped is the same all along an axis (section 1.11.6)."""
+    """Dropout of whole lines of a branch: what is dropped is the same all along an axis (section 1.11.6)."""
 
     share: float
     axis: Literal[1, 2]
@@ -215,9 +237,7 @@ class AxialAttention(Part):
 
     @property
     def growth(self) -> Growth:
-        if self.stream == "pair":
-            return Growth("n³ d", "1", "1")
-        return Growth("s n² d", "1", "1") if self.along == "rows" else Growth("s² n d", "1", "1")
+        return Growth("r n² d", "1", "1")
 
     def check(self) -> None:
         self.require(self.heads > 0 and self.head_size > 0, "heads and head_size must be above 0")
@@ -271,7 +291,7 @@ class OuterProductMean(Part):
 
     @property
     def growth(self) -> Growth:
-        return Growth("s n² k²", "1", "1")
+        return Growth("r n² h²", "1", "1")
 
     def build(self, dim: int, context: Context) -> OuterProductMeanOp:
         return OuterProductMeanOp(self, dim)
@@ -432,8 +452,8 @@ def evoformer(
     norm, triangle = LayerNorm(eps), pair if triangle is None else triangle
 
     def part(name: str, op: Part, *streams: Stream, share: float = 0.0, axis: Literal[1, 2] = 1) -> Sublayer:
-        post = SharedDropout(share, axis) if share else None
-        return Sublayer(name, op, pre=NormedStreams(streams, pair, norm), post=post)
+        scale = SharedDropout(share, axis) if share else 1.0
+        return Sublayer(name, op, pre=NormedStreams(streams, pair, norm), scale=scale)
 
     def attention(stream: Stream, along: Literal["rows", "columns"], biased: bool = True) -> AxialAttention:
         return AxialAttention(stream, along, heads if stream == "msa" else pair_heads, pair, head_size, biased)
@@ -452,7 +472,7 @@ def evoformer(
         part("ending", attention("pair", "columns"), "pair", share=pair_dropout, axis=2),
         part("pair_transition", transition("pair", pair), "pair"),
     ))  # fmt: skip
-    embed = EmbedAlignment(pair, features=features, reach=reach)
+    embed = EmbedAlignment(pair, features=features, position=RelativeDistance(reach))
     trunk, head = Trunk(embed, repeat(block, layers)), AlignmentHead(pair, bins=bins)
     return Model(dim, encoder=trunk, head=head, init=Init("fan_in", residual=0.0))
 
