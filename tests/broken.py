@@ -42,6 +42,7 @@ from sublayer.nn.rope import Rope
 from sublayer.recipes import family
 from sublayer.recipes.deberta import Neighbours
 from sublayer.recipes.evoformer import AxialAttentionOp, OuterProductMeanOp, TriangleMultiplicationOp
+from sublayer.recipes.multiscale import PatchedBytesOp
 from sublayer.state import Handle, PerMemory, PerSlot, PerToken, State
 from sublayer.step import Place, Step
 
@@ -74,6 +75,15 @@ def around(cls: Any, method: str, changed: Callable[..., Any]) -> Callable[[], A
 
 def all_is_present(forward: Any, op: Op, x: dict[str, Tensor], step: Step, state: State | None = None) -> Any:
     return forward(op, {name: leaf for name, leaf in x.items() if name != "present"}, step.replace(segment=None))
+
+
+def cells_of_the_call(known: Any, op: PatchedBytesOp, ids: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    known(op, ids, *args)
+    return torch.arange(ids.shape[1]).expand_as(ids), ids
+
+
+def counted_over_documents(read: Any, op: PatchedBytesOp, known: Tensor, cell: Tensor, pos: Tensor) -> Tensor:
+    return read(op, known, cell, cell + 0 * pos)
 
 
 def widened(window: int | None) -> int | None:
@@ -362,6 +372,10 @@ BROKEN = (
            where="sdpa", unseen=("packing", "padding")),
     Broken("values of the wrong group in one kernel", "llama", "kernels", kernel(values_of_the_wrong_group),
            where="whole logits", unseen=("incremental", "packing")),
+    Broken("patches of bytes forget those of earlier calls", "multiscale", "incremental",
+           around(PatchedBytesOp, "_known", cells_of_the_call), where="token_by_token"),
+    Broken("a patch reads the document before", "multiscale", "packing",
+           around(PatchedBytesOp, "_read", counted_over_documents), where="row 0", unseen=("incremental",)),
     Broken("no causal mask", "llama", "incremental", around(*ATTENTION, not_causal),
            where="token_by_token", unseen=("kernels",)),
     Broken("layers that share values read those of the call alone", "gemma4", "incremental",

@@ -405,13 +405,14 @@ def incremental(case: Case) -> None:
 
 
 def poison(state: State, slot: int, start: int = 0) -> None:
-    """NaN into what a slot keeps, of tokens from `start` on: what an overflow leaves behind."""
+    """NaN into what a slot keeps, of tokens from `start` on: what an overflow leaves behind; −1 for whole numbers."""
     for name, leaf in state.store.declared.items():
         cells = state.store.tensors[name][slot]
+        bad = torch.nan if cells.is_floating_point() else -1
         if isinstance(leaf, PerToken):
-            cells[start : int(state.length[slot])] = torch.nan
+            cells[start : int(state.length[slot])] = bad
         elif isinstance(leaf, PerSlot) or start == 0:
-            cells[:] = torch.nan
+            cells[:] = bad
 
 
 def _with_prefix(case: Case, length: int, shared: int, seed: int) -> tuple[Document, Document]:

@@ -10,6 +10,7 @@ from sublayer.nn.mask import Layout, Mask
 Value = TypeVar("Value")
 
 SCALE = 0.3
+ALIKE = torch.tensor([[1, 1, 1, 2, 2, 2, 3, 3, 3, 0, 4, 4, 4], [1, 1, 2, 2, 0, 3, 3, 3, 3, 3, 4, 4, 4]])
 SEGMENT = torch.tensor([[1] * 5 + [2] * 4 + [3] * 2 + [0] * 2, [0] * 2 + [1] * 11])
 CONTINUED = Layout(torch.arange(4, 17).expand(2, -1), torch.arange(4, 17).expand(2, -1), SEGMENT, SEGMENT)
 TORN = Layout(q_segment=SEGMENT[:, [0, 5, 1, 6, 2, 7, 3, 8, 4, 9, 10, 11, 12]], k_segment=SEGMENT)
@@ -42,6 +43,7 @@ MASKS = {
     "prefix and window": (Mask(prefix=4, window=3), 9, 9),
     "documents": (Mask(layout=Layout(q_segment=SEGMENT, k_segment=SEGMENT)), 13, 13),
     "causal documents": (Mask(causal=True, layout=Layout(q_segment=SEGMENT, k_segment=SEGMENT)), 13, 13),
+    "documents of one length": (Mask(causal=True, window=2, layout=Layout(q_segment=ALIKE, k_segment=ALIKE)), 13, 13),
     "window in documents": (Mask(causal=True, window=3, layout=CONTINUED), 13, 13),
     "kept first in documents": (Mask(causal=True, window=2, keep_first=6, layout=CONTINUED), 13, 13),
     "prefix in documents": (

@@ -110,7 +110,8 @@ Measured times and memory by length: `make bench ONLY=mixers`.
 
 
 def _sublayers(trunk: Trunk) -> Iterator[Sublayer]:
-    for block in dict.fromkeys(trunk.blocks):
+    within = [part for part in _inside(trunk.embed) if isinstance(part, Block)]  # a front end may hold a trunk
+    for block in dict.fromkeys((*within, *trunk.blocks)):
         yield from cast(Block, block).sublayers
 
 

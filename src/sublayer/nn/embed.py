@@ -61,7 +61,7 @@ class EmbedOp(nn.Module):
         rows = self.tokens if self.tokens is not None else shared
         if rows is None:
             raise InputError("the embedding reads the decoder's table: call the whole model, or its encode")
-        x = _look_up(rows, ids, "token id", "vocabulary")
+        x = look_up(rows, ids, "token id", "vocabulary")
         if self.spec.scale != 1.0:
             # Rounded to x's dtype first, as the published models were trained.
             x = x * torch.tensor(self.spec.scale, dtype=x.dtype, device=x.device)
@@ -70,13 +70,14 @@ class EmbedOp(nn.Module):
             x = x + self.position(pos).to(x.dtype)
         if self.types is not None:
             types = step.types if step.types is not None else torch.zeros_like(ids)
-            x = x + _look_up(self.types, types, "token type", "types")
+            x = x + look_up(self.types, types, "token type", "types")
         if self.norm is not None:
             x = self.norm(x, step)
         return F.dropout(x, self.spec.dropout, self.training), step
 
 
-def _look_up(rows: nn.Embedding | Tensor, ids: Tensor, what: str, whole: str) -> Tensor:
+def look_up(rows: nn.Embedding | Tensor, ids: Tensor, what: str, whole: str) -> Tensor:
+    """The rows of these ids, […, D]. Raises InputError for what is no id and, on CPU, for ids outside the table."""
     if not isinstance(ids, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"{what}s are a tensor [B, L], got {type(ids).__name__}")
     if ids.dtype not in (torch.int64, torch.int32):

@@ -24,12 +24,13 @@ class Op(nn.Module):
     allocates nothing. `residual_outputs` names the child linears, or own matrices, that write into the residual
     stream: some recipes start those smaller. `matrices` names parameters of the op's own that are weights of linear
     maps: they decay in training, as a linear's do, and its other parameters do not. `idle` counts the parameters that
-    a token does not go through (experts it is not sent to).
+    a token does not go through (experts it is not sent to). `every`: what is inside runs once in so many tokens.
     """
 
     residual_outputs: tuple[str, ...] = ()
     matrices: tuple[str, ...] = ()
     idle: int = 0
+    every: int = 1
 
     def state(self) -> dict[str, Leaf]:
         """The declared leaves, by name; empty for an op without memory."""

@@ -85,20 +85,48 @@ def _row(q: Tensor, k: Tensor, v: Tensor, parts: Sequence[Part], options: Option
     """The documents of one geometry, in the order of their queries; zeros for queries of no document."""
     if not parts:
         return _nothing(q, k, v)
-    queries = _cut(q, [(part.span.q_start, part.span.q_stop) for part in parts])
-    keys = _cut(k, [(part.span.k_start, part.span.k_stop) for part in parts])
-    values = _cut(v, [(part.span.k_start, part.span.k_stop) for part in parts])
+    runs = _runs(parts)
+    queries = _cut(q, [(run[0].span.q_start, run[-1].span.q_stop) for run in runs])
+    keys = _cut(k, [(run[0].span.k_start, run[-1].span.k_stop) for run in runs])
+    values = _cut(v, [(run[0].span.k_start, run[-1].span.k_stop) for run in runs])
     pieces: list[Tensor] = []
     stop = 0
-    for span, causal, window, keep_first, prefix in parts:
+    for run in runs:
+        span, causal, window, keep_first, prefix = run[0]
         if span.q_start > stop:
             pieces.append(q.new_zeros(*q.shape[:2], span.q_start - stop, v.shape[3]))
-        piece = queries[span.q_start], keys[span.k_start], values[span.k_start]
-        pieces.append(_aligned(*piece, Mask(causal, window, keep_first, prefix), options))
-        stop = span.q_stop
+        q1, k1, v1 = (_folded(x, len(run)) for x in (queries[span.q_start], keys[span.k_start], values[span.k_start]))
+        piece = _aligned(q1, k1, v1, Mask(causal, window, keep_first, prefix), options)
+        pieces.append(
+            piece if len(run) == 1 else torch.unflatten(piece, 0, (-1, len(run))).transpose(1, 2).flatten(2, 3)
+        )
+        stop = run[-1].span.q_stop
     if stop < q.shape[2]:
         pieces.append(q.new_zeros(*q.shape[:2], q.shape[2] - stop, v.shape[3]))
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
+
+
+def _runs(parts: Sequence[Part]) -> list[list[Part]]:
+    """Documents of one length that stand side by side together: they attend as a batch, in one call."""
+    runs: list[list[Part]] = []
+    for part in parts:
+        if runs and _continues(runs[-1][-1], part):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return runs
+
+
+def _continues(before: Part, part: Part) -> bool:
+    a, b = before.span, part.span
+    beside = a.q_stop == b.q_start and a.k_stop == b.k_start
+    alike = a.q_stop - a.q_start == b.q_stop - b.q_start and a.k_stop - a.k_start == b.k_stop - b.k_start
+    return beside and alike and part.keep_first == before.keep_first == 0 and part.prefix is before.prefix is None
+
+
+def _folded(x: Tensor, count: int) -> Tensor:
+    """[B, N, count · T, H] → [B · count, N, T, H]."""
+    return x if count == 1 else torch.unflatten(x, 2, (count, -1)).transpose(1, 2).flatten(0, 1)
 
 
 def _nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

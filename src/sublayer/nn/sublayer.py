@@ -206,7 +206,12 @@ class TrunkOp(nn.Module):
     ) -> tuple[Tree, Step, Extras]:
         if isinstance(inputs, Tensor) and not inputs.is_floating_point():  # ids; images and frames are no tokens yet
             step = locate(step, inputs, state)
-        x, step = self.embed(inputs, step) if table is None else self.embed(inputs, step, table)
+        if table is not None:
+            x, step = self.embed(inputs, step, table)
+        elif isinstance(self.embed, Op):  # a front end that keeps state
+            x, step = self.embed(inputs, step, scoped(state, "embed"))
+        else:
+            x, step = self.embed(inputs, step)
         stream = next(iter(cast("dict[str, Tensor]", x).values())) if isinstance(x, dict) else cast(Tensor, x)
         if step.shared is None:  # the front end changed lengths or positions
             step = locate(step, stream, state)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .mixtral import mixtral
     from .mixture import mixture
     from .modernbert import modernbert
+    from .multiscale import multiscale
     from .olmo2 import olmo2
     from .phi3 import phi3
     from .qwen3_5 import qwen3_5
@@ -77,6 +78,7 @@ FAMILIES = (
     "mixtral",
     "mixture",
     "modernbert",
+    "multiscale",
     "olmo2",
     "phi3",
     "qwen3_5",
@@ -120,6 +122,7 @@ __all__ = [
     "mixture",
     "model",
     "modernbert",
+    "multiscale",
     "names",
     "names_of_sizes",
     "olmo2",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..nn.attention import AttentionOp
 from ..nn.moe import MoEOp
+from ..nn.op import Op
 from ..nn.sublayer import ModelOp
 from .optim import kinds
 
@@ -19,23 +20,26 @@ def flops_per_token(model: nn.Module, length: int) -> int:
     N counts the weights that multiply: matrices, and the head or the table that stands in for it (a table that is
     only looked up costs nothing), of experts as many as a token is sent to; frozen ones count 4 and not 6, for no
     gradient of theirs is computed. The second term is that of L layers with H heads of size Q; a window shortens T,
-    and a causal mask does not. What is computed twice to save memory counts once. Source: PaLM, arXiv 2204.02311,
-    appendix B.
+    and a causal mask does not. Of what runs once in n tokens (`Op.every`), an n-th counts. What is computed twice to
+    save memory counts once. Source: PaLM, arXiv 2204.02311, appendix B.
     """
     weights = [model.get_parameter(n) for n, kind in kinds(model, frozen=True).items() if kind in ("matrix", "outer")]
     if isinstance(model, ModelOp) and model.spec.tied and model.head is not None:
         trunk = model.decoder if model.decoder is not None else model.encoder
         assert trunk is not None
         weights += [p for p in trunk.embed.parameters() if p.shape == (model.spec.vocab, model.spec.dim)]
-    attention, share = 0, dict[int, float]()
+    attention, share, rare = 0, dict[int, float](), dict[int, int]()
     for module in model.modules():
         if isinstance(module, MoEOp):
             active = module.spec.router.active / module.spec.experts
             share |= {id(p): active for p in module.experts.parameters()}
+        if isinstance(module, Op) and module.every > 1:
+            share |= {id(p): 1 / module.every for p in module.parameters()}
+            rare |= {id(inner): module.every for inner in module.modules()}
         if isinstance(module, AttentionOp):
-            window = module.spec.window
-            seen = length if window is None else min(length, window + module.spec.keep_first)
-            attention += 12 * module.q.out_features * seen
+            every, window = rare.get(id(module), 1), module.spec.window
+            seen = length // every if window is None else min(length // every, window + module.spec.keep_first)
+            attention += 12 * module.q.out_features * seen // every
     return sum((6 if p.requires_grad else 4) * round(p.numel() * share.get(id(p), 1.0)) for p in weights) + attention
 
 

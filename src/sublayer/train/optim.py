@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..errors import InputError, WeightsError, nearest
 from ..nn.head import HeadOp
 from ..nn.position import LearnedOp, ShawOp, T5BucketsOp
+from ..nn.sublayer import BlockOp
 from ..spec import Spec
 
 Kind = Literal["matrix", "outer", "table", "vector"]
@@ -30,7 +31,9 @@ def kinds(model: nn.Module, *, frozen: bool = False) -> dict[str, Kind]:
     distances). "vector": all else: norms, biases, sinks, and what an op holds for itself (rates of a recurrence),
     whatever its shape, unless the op names it in `Op.matrices`.
     """
-    outer = {id(inner) for end in _ends(model) for inner in end.modules()}
+    ends = [inner for end in _ends(model) for inner in end.modules()]
+    blocks = {id(inner) for block in ends if isinstance(block, BlockOp) for inner in block.modules()}
+    outer = {id(inner) for inner in ends} - blocks  # a front end may hold a trunk of its own
     found: dict[int, tuple[str, Kind]] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix=path, recurse=False):
