@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
@@ -66,6 +68,12 @@ _EXPERTS = {
     "moe_intermediate_size": 12,
     "shared_expert_intermediate_size": 16,
 }
+_DEEPSEEK = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 12, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 10, "kv_lora_rank": 14, "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4, "v_head_dim": 6, "n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 4,
+    "n_group": 4, "topk_group": 3, "first_k_dense_replace": 1,
+}  # fmt: skip
 SMALL: dict[type, dict[str, Any]] = {
     GPT2Config: {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
     | dict.fromkeys(("bos_token_id", "eos_token_id"), 0),
@@ -104,6 +112,7 @@ SMALL: dict[type, dict[str, Any]] = {
     Qwen3MoeConfig: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16,
                      "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
                      "num_experts": 4, "num_experts_per_tok": 2},
+    **dict.fromkeys((DeepseekV3Config, DeepseekV2Config), _DEEPSEEK),
     GptOssConfig: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 2,
                    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4,
                    "num_experts_per_tok": 2, "sliding_window": 5},

@@ -58,6 +58,10 @@ PUBLISHED = {
     "deberta-v2-xxlarge": (1_564_549_632, 0),
     "deberta-v3-xsmall": (70_682_112, 0),
     "deberta-v3-small": (141_304_320, 0),
+    # as transformers' own classes count on meta, with the 58 · 256 biases of the choice that are buffers there
+    "deepseek-v3": (671_026_419_200, 70_272),
+    "deepseek-v2": (235_741_434_880, 69_120),
+    "deepseek-v2-lite": (15_706_484_224, 31_104),
     "deberta-v3-base": (183_831_552, 0),
     "deberta-v3-large": (434_012_160, 0),
     "modernbert-base": (149_655_232, 0),
@@ -188,6 +192,9 @@ PUBLISHED = {
     "gpt-oss-120b": (116_829_156_672, 72 * KIB),
 }
 ACTIVE = {
+    "deepseek-v3": 37_552_297_472,
+    "deepseek-v2": 21_375_800_320,
+    "deepseek-v2-lite": 2_661_150_208,
     "jamba-52b": 12_110_311_296,
     "jamba-1.5-large": 94_149_338_592,
     "mixtral-8x7b": 12_879_925_248,

@@ -135,6 +135,13 @@ def test_experts_come_from_the_groups_with_the_best_pairs() -> None:
     assert routed(logits, active=3, groups=3, active_groups=3, scores="sigmoid")[0] == [0, 3, 4]
 
 
+def test_groups_may_count_as_much_as_their_best_expert_or_best_three() -> None:
+    logits = [3.0, -9, -9, 1, 0.9, -9, 0.5, 0.4, 0.3]
+    groups: dict[str, Any] = {"active": 3, "groups": 3, "active_groups": 1}
+    assert routed(logits, group_votes=1, **groups)[0] == [0, 1, 2]
+    assert routed(logits, group_votes=3, scores="sigmoid", **groups)[0] == [6, 7, 8]
+
+
 def test_the_selection_bias_changes_the_choice_and_not_the_weights() -> None:
     op = drawn(moe(active=2, scores="sigmoid", balance_rate=0.1))
     x = tokens(2, 3)
@@ -411,7 +418,8 @@ def test_matrices_that_write_into_the_residual_stream_begin_smaller() -> None:
         ({"active": 7}, "router.active=7 is above the 6 to choose from"),
         ({"active": 4, "groups": 3, "active_groups": 1}, "router.active=4 is above the 2 to choose from"),
         ({"groups": 4}, "router.groups=4 do not divide experts=6"),
-        ({"active": 1, "groups": 6}, "a group is judged by its best two"),
+        ({"active": 1, "groups": 6}, "a group is judged by its best router.group_votes=2"),
+        ({"group_votes": 0}, "group_votes must be above 0"),
         ({"active_groups": 2}, "active_groups=2 must be from 1 to groups=1"),
         ({"capacity": 0}, "capacity must be above 0"),
         ({"capacity_factor": 0.0}, "capacity_factor must be above 0"),

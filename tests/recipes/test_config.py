@@ -9,6 +9,8 @@ from sublayer.recipes import FAMILIES, family, from_hf
 from sublayer.recipes.config import IRRELEVANT, Config
 from sublayer.spec import Spec
 from tests.recipes.test_bamba import config as bamba
+from tests.recipes.test_deepseek_v3 import config as deepseek_v3
+from tests.recipes.test_deepseek_v3 import config_v2 as deepseek_v2
 from tests.recipes.test_gemma import config as gemma
 from tests.recipes.test_gemma4 import CONFIG as GEMMA4
 from tests.recipes.test_gpt2 import CONFIG as GPT2
@@ -23,6 +25,8 @@ from tests.recipes.test_phi3 import CONFIG as PHI3
 CONFIGS = {
     **{name: gemma(name) for name in ("gemma", "gemma2", "gemma3_text")},
     "gemma4": GEMMA4,
+    "deepseek_v3": deepseek_v3(),
+    "deepseek_v2": deepseek_v2(),
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,
     "bamba": bamba(),
@@ -41,7 +45,7 @@ KEYS = (
     "mlp_bias tie_word_embeddings max_position_embeddings n_inner layer_norm_epsilon resid_pdrop pruned_heads unknown "
     "rotary_pct rotary_emb_base use_parallel_residual query_pre_attn_scalar rope_local_base_freq "
     "sliding_window_pattern per_layer_config num_kv_shared_layers attention_k_eq_v "
-    "hidden_size_per_layer_input global_head_dim"
+    "hidden_size_per_layer_input global_head_dim topk_method norm_topk_prob rope_interleave moe_layer_freq"
 )
 VALUES = [
     None, True, False, 0, -1, 3, 1.5, 1 << 70, float("nan"), float("inf"), "", "silu", [], [1], ["a"], {}, {"a": 1},

@@ -225,15 +225,14 @@ def _attention_flops(spec: Model, tokens: int) -> int:
     layers; a window shortens what a query sees. Source: PaLM, arXiv 2204.02311, appendix B: 12 · L · H · Q · T a token,
     forward and backward, with no mask: a third of it, and half.
     """
-    from ..nn.attention import AttentionOp
+    from ..nn.attention import AttendingOp
 
     flops = 0
     for module in spec.build(device="meta").modules():
-        if isinstance(module, AttentionOp):
-            window = module.spec.window
-            full = tokens if window is None else min(tokens, window + module.spec.keep_first)
+        if isinstance(module, AttendingOp):
+            full = tokens if module.reach is None else min(tokens, module.reach)
             seen = full * (full + 1) // 2 + (tokens - full) * full
-            flops += 4 * module.q.out_features * seen
+            flops += 2 * module.pair * seen
     return flops
 
 

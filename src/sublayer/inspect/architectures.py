@@ -10,6 +10,7 @@ from typing import Any, cast
 from .. import recipes
 from ..nn.attention import Attention
 from ..nn.feed_forward import FeedForward
+from ..nn.latent import LatentAttention
 from ..nn.moe import MoE
 from ..nn.op import Growth, Part
 from ..nn.sublayer import Block, Model, Sublayer, Trunk
@@ -55,7 +56,8 @@ def architecture(spec: Model) -> Architecture:
                     mixers[_mixer(part)] = part.growth
                 if isinstance(part, Attention) and type(part) is not Attention:
                     positions.append(_words(type(part).__name__))  # scores of its own
-                positions += [_position(part.position)] if isinstance(part, Attention) and part.position else []
+                rotary = isinstance(part, Attention | LatentAttention) and part.position
+                positions += [_position(rotary)] if rotary else []
             ffn += [_ffn(part) for part in _inside(sublayer.op) if isinstance(part, FeedForward | MoE)][:1]
     return Architecture(
         tuple(mixers), _once(positions) or ("none",), _once(norms), _once(ffn) or ("none",),

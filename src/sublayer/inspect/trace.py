@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..decoding.slots import evaluating
 from ..errors import InputError
 from ..nn.attend import Kernel
-from ..nn.attention import AttentionOp
+from ..nn.attention import AttendingOp
 from ..nn.sublayer import ModelOp
 
 Weights = dict[str, list[Tensor]]
@@ -41,7 +41,7 @@ def watching(model: nn.Module) -> Iterator[Weights]:
     The pass runs in the kernel `reference`, which alone has weights to show: with it outputs are the same to the last
     bit as without watching; those of another kernel differ from them by rounding.
     """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, AttentionOp)}
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, AttendingOp)}
     kernels: list[Kernel] = [layer.kernel for layer in layers.values()]
     watches = [layer.watch for layer in layers.values()]
     seen: Weights = {}

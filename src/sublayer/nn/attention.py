@@ -113,7 +113,23 @@ class Attention(Part):
         return AttentionOp(self, dim, context)
 
 
-class AttentionOp(Op):
+class AttendingOp(Op):
+    """An op whose scores `attend` computes: what passes over a built model look for.
+
+    pair: multiplications for a query and a key that it sees, in the scores and the sums of values of all heads.
+    reach: how many keys a query sees at most; None: all.
+    """
+
+    pair: int
+    reach: int | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel: Kernel = "auto"  # how attend computes; a pass over the built model may change it
+        self.watch: Callable[[Tensor], None] | None = None  # is told the weights of each call, [B, N, L, M]
+
+
+class AttentionOp(AttendingOp):
     """[B, L, D] → [B, L, D]. Raises InputError when cross-attention has neither memory nor a state that holds it."""
 
     residual_outputs = ("out",)
@@ -125,13 +141,13 @@ class AttentionOp(Op):
             f"heads={spec.heads} do not divide the width {dim}: choose a divisor, or give head_size",
         )
         self.spec = spec
-        self.kernel: Kernel = "auto"  # how attend computes; a pass over the built model may change it
-        self.watch: Callable[[Tensor], None] | None = None  # is told the weights of each call, [B, N, L, M]
         self.head_size = spec.head_size or dim // spec.heads
         self.scale = spec.scale if spec.scale is not None else self.head_size**-0.5
         kv_heads = spec.kv_heads or spec.heads
         source = (context.memory or dim) if spec.cross else dim
         self.q = Projection(dim, spec.heads * self.head_size, spec.bias)
+        self.pair = 2 * self.q.out_features
+        self.reach = spec.window and spec.window + spec.keep_first
         width = kv_heads * self.head_size
         k_bias = spec.bias if spec.k_bias is None else spec.k_bias
         self.k = Projection(source, width, k_bias) if spec.reads is None else None
@@ -168,8 +184,7 @@ class AttentionOp(Op):
         shape = (self.k.out_features // self.head_size, self.head_size)
         if self.spec.cross:
             return {"k": PerMemory(shape), "v": PerMemory(shape)}
-        window = self.spec.window and self.spec.window + self.spec.keep_first
-        return {"k": PerToken(shape, window=window), "v": PerToken(shape, window=window)}
+        return {"k": PerToken(shape, window=self.reach), "v": PerToken(shape, window=self.reach)}
 
     def forward(self, x: Tensor, step: Step, state: State | None = None) -> Tensor:
         spec, shared = self.spec, step.shared or Shared()

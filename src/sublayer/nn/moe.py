@@ -37,7 +37,10 @@ class Router(Spec):
     groups: int = 1
     """Groups that the experts are divided into; a token's experts come from the best of them."""
     active_groups: int = 1
-    """How many groups those are. A group counts as much as its best two experts (arXiv 2412.19437, section 2.1.2)."""
+    """How many groups those are."""
+    group_votes: int = 2
+    """How many of its experts, the best, a group counts as much as together: 2 in DeepSeek-V3 (arXiv 2412.19437,
+    section 2.1.2), 1 in DeepSeek-V2."""
     balance_rate: float | None = None
     """How far `balance` moves each expert's selection bias, which joins the scores for the choice alone; None: there
     is no such bias (arXiv 2408.15664)."""
@@ -59,6 +62,7 @@ class Router(Spec):
             0 < self.active_groups <= self.groups,
             f"active_groups={self.active_groups} must be from 1 to groups={self.groups}",
         )
+        self.require(self.group_votes > 0, f"group_votes must be above 0, got {self.group_votes}")
         self.require(self.capacity is None or self.capacity > 0, f"capacity must be above 0, got {self.capacity}")
         self.require(
             self.capacity_factor is None or self.capacity_factor > 0,
@@ -95,8 +99,9 @@ class MoE(Part):
         choice = self.experts // router.groups * router.active_groups
         self.require(router.active <= choice, f"router.active={router.active} is above the {choice} to choose from")
         self.require(
-            router.groups == 1 or self.experts >= 2 * router.groups,
-            f"router.groups={router.groups}: a group is judged by its best two, so it needs two experts",
+            router.groups == 1 or self.experts >= router.group_votes * router.groups,
+            f"router.groups={router.groups}: a group is judged by its best router.group_votes={router.group_votes} "
+            "experts, so it needs as many",
         )
         self.require(self.shared is not None or not self.shared_gated, "shared_gated needs a shared expert")
 
@@ -205,7 +210,7 @@ class MoEOp(Op):
             scores = scores + self.selection_bias
         if router.active_groups < router.groups:
             grouped = scores.view(*scores.shape[:-1], router.groups, -1)
-            best = grouped.topk(2, -1).values.sum(-1).topk(router.active_groups, -1).indices
+            best = grouped.topk(router.group_votes, -1).values.sum(-1).topk(router.active_groups, -1).indices
             open_groups = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, True)
             scores = torch.where(open_groups[..., None], grouped, -torch.inf).flatten(-2)
         return scores.topk(router.active, -1).indices

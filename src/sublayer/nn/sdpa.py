@@ -268,7 +268,7 @@ def _fused(
     (N, L, H), (K, Hv) = q.shape[1:], (k.shape[1], v.shape[3])
     if Hv != H:  # the fused kernels want one head size; zeros add nothing to scores, and their outputs are cut off
         size = max(H, Hv)
-        q, k, v = F.pad(q, (0, size - H)), F.pad(k, (0, size - H)), F.pad(v, (0, size - Hv))
+        q, k, v = (F.pad(x, (0, size - x.shape[3])) if x.shape[3] != size else x for x in (q, k, v))  # padding copies
     dropout, scale = options.dropout, options.scale
     grouped = False
     if N != K:  # with dynamic sizes the comparison alone is no bool to torch

@@ -1,10 +1,10 @@
 """Recipes: one module a family, each a function from sizes to a spec: `sublayer.recipes.llama(dim=…, …)`.
 
 A family's module also holds its published SIZES, a TINY one for tests, NAMES (its checkpoint table, or a function from
-a spec to it), PREFIX (which the names of a base class lack), IGNORED (names that hold nothing of the model), HF (how to
-read config.json, by architecture), `to_hf`, and EXEMPT: the contracts without meaning for it, each with the reason. If
-need be, PREFIXES (what stands in its place where a model has more parts), RENAMED (endings of names that older files
-spell otherwise), and FILE (the file of weights where it is not called model.safetensors).
+a spec to it), PREFIX (which the names of a base class lack), IGNORED (names that hold nothing of the model, or a
+function too), HF (how to read config.json, by architecture), `to_hf`, and EXEMPT: the contracts without meaning for it,
+each with the reason. If need be, PREFIXES (what stands in its place where a model has more parts), RENAMED (endings of
+names that older files spell otherwise), and FILE (the file of weights where it is not called model.safetensors).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .bert import bert
     from .convolution import convolution
     from .deberta import deberta
+    from .deepseek_v3 import deepseek_v3
     from .dinov2 import dinov2
     from .dit import dit
     from .evoformer import evoformer
@@ -61,6 +62,7 @@ FAMILIES = (
     "bert",
     "deberta",
     "convolution",
+    "deepseek_v3",
     "dinov2",
     "dit",
     "evoformer",
@@ -102,6 +104,7 @@ __all__ = [
     "bert",
     "convolution",
     "deberta",
+    "deepseek_v3",
     "dinov2",
     "dit",
     "evoformer",
@@ -113,6 +116,7 @@ __all__ = [
     "gpt_neox",
     "gpt_oss",
     "grok",
+    "ignored",
     "jamba",
     "linear_transformer",
     "llama",
@@ -170,6 +174,12 @@ def names(module: Any, spec: Model) -> list[Row]:
     """The checkpoint table of a family's module for a spec: its NAMES, which may depend on it (heads of many kinds)."""
     table: list[Row] | Callable[[Model], list[Row]] = module.NAMES
     return table if isinstance(table, list) else table(spec)
+
+
+def ignored(module: Any, spec: Model) -> tuple[str, ...]:
+    """The names in a checkpoint that hold nothing of the model: a family's IGNORED, which may depend on the spec."""
+    found: tuple[str, ...] | Callable[[Model], tuple[str, ...]] = module.IGNORED
+    return found(spec) if callable(found) else found
 
 
 def names_of_sizes() -> dict[str, str]:

@@ -7,7 +7,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from ..nn.attention import AttentionOp
+from ..nn.attention import AttendingOp
 from ..nn.moe import MoEOp
 from ..nn.op import Op
 from ..nn.sublayer import ModelOp
@@ -36,10 +36,10 @@ def flops_per_token(model: nn.Module, length: int) -> int:
         if isinstance(module, Op) and module.every > 1:
             share |= {id(p): 1 / module.every for p in module.parameters()}
             rare |= {id(inner): module.every for inner in module.modules()}
-        if isinstance(module, AttentionOp):
-            every, window = rare.get(id(module), 1), module.spec.window
-            seen = length // every if window is None else min(length // every, window + module.spec.keep_first)
-            attention += 12 * module.q.out_features * seen // every
+        if isinstance(module, AttendingOp):
+            every = rare.get(id(module), 1)
+            seen = length // every if module.reach is None else min(length // every, module.reach)
+            attention += 6 * module.pair * seen // every
     return sum((6 if p.requires_grad else 4) * round(p.numel() * share.get(id(p), 1.0)) for p in weights) + attention
 
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Self, get_type_hints
 
 from ..errors import UsageError
 from ..nn.attention import Attention
+from ..nn.latent import LatentAttention
 from ..nn.sublayer import Model, ModelOp
 from ..spec import Spec
 from .batch import Batch
@@ -61,9 +62,13 @@ def refuse_sighted(objective: Objective, model: Model) -> None:
 
 def refuse_causal(objective: Objective, model: Model) -> None:
     """Raises UsageError where attention sees one side only, though both are meant."""
-    blind = next((at for at, part in parts(model) if isinstance(part, Attention) and part.causal), None)
+    blind = next((at for at, part in parts(model) if _sees_one_side(part)), None)
     if blind is not None:
         raise UsageError(f"objective: {objective.kind}, but {blind} is causal: it sees one side only")
+
+
+def _sees_one_side(part: Spec) -> bool:
+    return isinstance(part, LatentAttention) or (isinstance(part, Attention) and part.causal)
 
 
 def parts(spec: Any, path: str = "model") -> Iterator[tuple[str, Spec]]:

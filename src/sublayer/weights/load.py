@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import SpecError, UsageError, WeightsError
 from ..names import Row, expand, matches
 from ..nn.sublayer import Model, ModelOp
-from ..recipes import from_hf, names
+from ..recipes import from_hf, ignored, names
 
 MAX_JSON_BYTES = 64 << 20  # no config or index of a real model comes near
 
@@ -33,17 +33,17 @@ def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.
         raise UsageError(f"dtype={dtype!r}: expected a floating-point dtype, such as torch.float32")
     folder = Path(path)
     spec, family = read_spec(folder)
-    ignored: tuple[str, ...] = family.IGNORED if family else ()
+    unread = ignored(family, spec) if family is not None else ()
     with Checkpoint.open(folder, getattr(family, "FILE", "model")) as files:
         spell = _spelling(family, files)
         if family is not None:
             spec, tied = _settle_tying(spec, family, files, spell)
-            ignored = (*ignored, *map(spell, ignored), *tied)
+            unread = (*unread, *map(spell, unread), *tied)
         bare = spec.empty(device="meta")
         shapes = {name: parameter.shape for name, parameter in bare.named_parameters()}
         rows = expand(names(family, spec), bare) if family is not None else [Row(name, name) for name in shapes]
         rows = [Row(tuple(map(spell, row.their_names)), row.ours, row.change) for row in rows]
-        _check_names(files, rows, ignored)
+        _check_names(files, rows, unread)
         for row in rows:
             _check_shapes(row, files, shapes)
         model = spec.empty(device=device, dtype=dtype)  # only now: a file that does not fit costs no memory
