@@ -303,6 +303,19 @@ def test_a_block_of_the_published_size() -> None:
     assert two - one == 1_829_952
 
 
+def test_each_branch_drops_out_as_algorithm_6_says() -> None:
+    trunk = evoformer(**SIZES["evoformer-48"]).encoder
+    assert trunk is not None
+    dropped = {s.name: s.scale for s in trunk.blocks[0].sublayers if isinstance(s.scale, SharedDropout)}
+    rows = {"row": 0.15, "outgoing": 0.25, "incoming": 0.25, "starting": 0.25}
+    assert dropped == {name: SharedDropout(share, 1) for name, share in rows.items()} | {
+        "ending": SharedDropout(0.25, 2)
+    }
+    assert [s.name for s in trunk.blocks[0].sublayers if s.name not in dropped] == [
+        "column", "transition", "outer", "pair_transition"
+    ]  # fmt: skip
+
+
 def test_a_new_model_passes_its_streams_through_and_answers_evenly() -> None:
     inputs = alignments()
     answer = evoformer(**TINY).build()(inputs)

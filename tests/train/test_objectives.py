@@ -476,9 +476,9 @@ def test_an_alignment_and_its_structure_are_learned(tmp_path: Path) -> None:
     six, 1.79 nats."""
     sections: dict[str, Any] = {
         "objective": "masked_msa",
-        "model": {"recipe": "evoformer", **TINY},
+        "model": {"recipe": "evoformer", **TINY | {"layers": 1}},
         "data": {"paths": family(tmp_path, structure=True), "length": 12, "depth": 8, "held": 0.3},
-        "train": {"steps": 60, "batch": 4},
+        "train": {"steps": 100, "batch": 4, "micro": 3},
     }
     result = carry_out(tmp_path, **sections)
     assert result.score.accuracy > 0.8

@@ -260,24 +260,31 @@ class AxialAttentionOp(Op):
         self.bias = Projection(spec.pair, spec.heads, bias=False) if spec.biased else None
 
     def forward(self, x: Streams, step: Step, state: State | None = None) -> Streams:
-        cells, pair, present = x[self.spec.stream], x["pair"], _present(x, step, self.spec.stream)
+        cells, pair, keys = x[self.spec.stream], x["pair"], self._keys(x, step)
         if self.spec.along == "columns":
             cells, pair = cells.transpose(1, 2), pair.transpose(1, 2)
-            present = None if present is None else present.transpose(1, 2)
         q, k, v = (f(cells).unflatten(-1, (-1, self.spec.head_size)).transpose(2, 3) for f in (self.q, self.k, self.v))
         if self.bias is None:
-            seen = None if present is None else present.flatten(0, 1)
+            seen = None if keys is None else keys.expand(*q.shape[:2], -1).flatten(0, 1)
             y = self._attend(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), None, seen).unflatten(0, q.shape[:2])
         else:  # one by one: all rows of an alignment share its bias, which then need not be copied for each
             biases = self.bias(pair).permute(0, 3, 1, 2)[:, None].unbind()
-            masks = [None] * len(biases) if present is None else present.unbind()
+            masks = [None] * len(biases) if keys is None else keys.unbind()
             y = torch.stack([self._attend(*each) for each in zip(q, k, v, biases, masks, strict=True)])
         y = self.out(y.transpose(2, 3).flatten(3) * self.gate(cells))
         return {self.spec.stream: y.transpose(1, 2) if self.spec.along == "columns" else y}
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, present: Tensor | None) -> Tensor:
-        """[R, N, L, H]; bias [1, N, L, L], present [R, L]."""
-        mask = None if present is None else Mask(allowed=present[:, None, None])
+    def _keys(self, x: Streams, step: Step) -> Tensor | None:
+        """bool [B, R or 1, L]: the keys of a row that are no padding; None: all. Rows of padding get what they may."""
+        real = None if step.segment is None else (step.segment != 0)[:, None]
+        present = x.get("present") if self.spec.stream == "msa" else None
+        if self.spec.stream == "msa" and self.spec.along == "columns":
+            return None if present is None else present.transpose(1, 2)
+        return real if present is None else present if real is None else present & real
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, keys: Tensor | None) -> Tensor:
+        """[R, N, L, H]; bias [1, N, L, L], keys [R or 1, L]."""
+        mask = None if keys is None else Mask(allowed=keys[:, None, None])
         return attend(q, k, v, mask, scale=self.spec.head_size**-0.5, bias=bias, kernel=self.kernel)
 
 
