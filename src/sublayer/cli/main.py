@@ -28,6 +28,7 @@ COMMANDS = {
     "train": Entry("sublayer.cli.train", "Train a model: text in, a folder with a model out."),
     "tokenizer": Entry("sublayer.cli.tokenizer", "Train a tokenizer, use it, compare it with others."),
     "generate": Entry("sublayer.cli.generate", "Continue a text with a model."),
+    "translate": Entry("sublayer.cli.translate", "Translate sentences with an encoder-decoder."),
     "chat": Entry("sublayer.cli.chat", "Talk with a model, or write a text together with one."),
 }
 

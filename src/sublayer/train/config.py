@@ -187,9 +187,12 @@ class RunTrain(Spec):
     """How long, how much at once, and on what."""
 
     steps: int | None = None
-    """Optimiser steps; or give `tokens`."""
+    """Optimiser steps; or give `tokens` or `seconds`."""
     tokens: int | None = None
     """Tokens to predict in all; rounded up to whole steps."""
+    seconds: float | None = None
+    """Seconds of steps and of the evaluations between them, over all parts of a run; the step in which they end is the
+    last. How far a run comes is then up to the machine."""
     batch: int = 16
     """Rows of one optimiser step, over all ranks."""
     micro: int | None = None
@@ -210,10 +213,12 @@ class RunTrain(Spec):
     """What a loss or gradient that is NaN or infinite does, after it has been reported."""
 
     def check(self) -> None:
-        self.require((self.steps is None) != (self.tokens is None), "needs steps or tokens, and not both")
+        given = [name for name in ("steps", "tokens", "seconds") if getattr(self, name) is not None]
+        self.require(len(given) == 1, f"needs steps, tokens or seconds, got {' and '.join(given) or 'none of them'}")
         for name in ("steps", "tokens", "batch", "micro"):
             value = getattr(self, name)
             self.require(value is None or value >= 1, f"{name} is at least 1, got {value}")
+        self.require(self.seconds is None or self.seconds > 0, f"seconds must be above 0, got {self.seconds}")
         self.require(self.clip is None or self.clip > 0, f"clip must be above 0, got {self.clip}")
         self.require(self.ema is None or 0 < self.ema < 1, f"ema is a decay between 0 and 1, got {self.ema}")
 
@@ -282,11 +287,19 @@ class Run(Spec):
         self.require(0 <= self.seed < 2**62, f"seed is from 0 to 2**62, got {self.seed}")
         chosen = self.save.best or self.save.average > 1
         self.require(self.train.ema is None or not chosen, "train.ema, save.best and save.average exclude one another")
+        endless = self.schedule.shape in ("constant", "inverse_sqrt")
+        self.require(
+            self.train.seconds is None or endless,
+            f"schedule.shape={self.schedule.shape!r} falls towards the last step, which train.seconds does not tell: "
+            "take constant or inverse_sqrt",
+        )
 
     @property
-    def steps(self) -> int:
-        """Optimiser steps in all."""
+    def steps(self) -> int | None:
+        """Optimiser steps in all; None where time ends the run."""
         train = self.train
+        if train.seconds is not None:
+            return None
         return train.steps or -(-(train.tokens or 0) // (train.batch * self.data.length))
 
 
@@ -340,8 +353,9 @@ def run_of(table: Mapping[str, Any]) -> Run:
 
 BEGINNINGS = ("recipe", "size", "file", "start")
 ALTERNATIVES: dict[str, tuple[str, ...]] = {
-    "train.steps": ("tokens",),
-    "train.tokens": ("steps",),
+    "train.steps": ("tokens", "seconds"),
+    "train.tokens": ("steps", "seconds"),
+    "train.seconds": ("steps", "tokens"),
     "data.paths": ("sources",),
     "data.sources": ("paths",),
 }

@@ -47,10 +47,7 @@ class Stop:
 
     def agreed(self) -> int | None:
         """The signal that has come to any rank, so that all of them end at the same step."""
-        if world() > 1:
-            found = torch.tensor(self.number or 0, device="cuda" if dist.get_backend() == "nccl" else "cpu")
-            dist.all_reduce(found, dist.ReduceOp.MAX)
-            self.number = int(found) or None
+        self.number = _largest(self.number or 0) or None
         return self.number
 
     def _take(self, number: int, frame: FrameType | None) -> None:
@@ -110,6 +107,20 @@ def world() -> int:
 def rank() -> int:
     """Which of them this process is."""
     return dist.get_rank() if world() > 1 else 0
+
+
+def agreed(said: bool) -> bool:
+    """Whether any rank says so."""
+    return bool(_largest(int(said)))
+
+
+def _largest(number: int) -> int:
+    """The largest number that a rank has."""
+    if world() > 1:
+        found = torch.tensor(number, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found)
+    return number
 
 
 def first(act: Callable[[], T]) -> T:

@@ -48,7 +48,7 @@ from .language import NextToken
 from .metrics import Evaluated, Metrics, MetricsFile, Record, Sample, TensorBoard, read_metrics
 from .plot import plot_loss
 from .prepare import leave, look, settle, spec_of
-from .process import Interrupted, Stop, ended_by_signal, first, lock, rank, ranks, world
+from .process import Interrupted, Stop, agreed, ended_by_signal, first, lock, rank, ranks, world
 from .recompute import recompute
 from .update import AUTOCAST, Precision, Scaler, Update, update
 from .view import Quiet, View
@@ -137,6 +137,7 @@ class _Training:
         self.ema = Ema(self.model, run.train.ema) if run.train.ema else None
         self.scaler = Scaler() if self.precision == "fp16" else None
         self.step, self.seconds, self.score, self.judged_at = 0, 0.0, Score(0.0, 0, 0), 0
+        self.over = False  # whether the last step is done
         self.metrics = MetricsFile(out / "metrics.jsonl")
         self.board: TensorBoard | None = None
 
@@ -145,26 +146,39 @@ class _Training:
         self._resume()
         with self.view:
             self._begin()
-            self._advance_all(self.run.steps)
+            self._advance_all()
             result = first(lambda: self._finish() if rank() == 0 else _finished(self.out))
             assert result is not None
             return result
 
-    def _advance_all(self, steps: int) -> None:
+    def _advance_all(self) -> None:
         """The loop over the steps that are left."""
         run = self.run
+        self._look_whether_over()
         with Stop() as stop:
-            while self.step < steps:
+            while not self.over:
                 self._advance()
-                number, last = stop.agreed(), self.step == steps
-                if rank() == 0:
-                    if last or self.step % run.eval.every == 0:
-                        self._judge()
-                    if last or number is not None or self.step % run.save.every == 0:
-                        self._save(needed=last or number is not None)
-                if number is not None and not last:
-                    where = f"step {self.step} of {steps}, which is saved"
+                number = stop.agreed()
+                self._look_whether_over()
+                if rank() == 0 and (self.over or self.step % run.eval.every == 0):
+                    self._judge()
+                self._look_whether_over()  # judging takes time too
+                if rank() == 0 and (self.over or number is not None or self.step % run.save.every == 0):
+                    self._save(needed=self.over or number is not None)
+                if number is not None and not self.over:
+                    where = f"{self._reached()}, which is saved"
                     raise Interrupted(f"stopped at {where}; the same command goes on from there", number)
+
+    def _look_whether_over(self) -> None:
+        steps, seconds = self.run.steps, self.run.train.seconds
+        if steps is not None:
+            self.over = self.step >= steps
+        else:
+            assert seconds is not None
+            self.over = agreed(self.seconds >= seconds)
+
+    def _reached(self) -> str:
+        return f"step {self.step}" + (f" of {self.run.steps}" if self.run.steps else "")
 
     def close(self) -> None:
         """Closes the files that are open while it runs."""
@@ -179,12 +193,13 @@ class _Training:
         length = self.feed.length
         flops = flops_per_token(self.model, length) if length is not None else 0.0
         warmup, steps = self.run.schedule.warmup, self.run.steps
-        if warmup > steps // 2:
+        if steps is not None and warmup > steps // 2:
             self.view.note(f"schedule.warmup: {warmup} of {steps} steps, so the rate hardly reaches its peak")
         self._try_sample()
         self.view.begin(
-            self.run.steps, done=self.step, flops=flops, gemm=rate, bytes_per_token=self.feed.bytes_per_token
-        )
+            steps or 0, done=self.step, seconds=max(0.0, (self.run.train.seconds or 0.0) - self.seconds),
+            flops=flops, gemm=rate, bytes_per_token=self.feed.bytes_per_token,
+        )  # fmt: skip
 
     def _resume(self) -> None:
         found = checkpoint.saved(self.out / "checkpoints")
@@ -195,7 +210,7 @@ class _Training:
                 self.view.note(f"{one.path.name} is passed over: {error}")
                 continue
             self.step = one.step
-            self.view.note(f"goes on from step {one.step} of {self.run.steps}")
+            self.view.note(f"goes on from {self._reached()}")
             break
         else:
             if found:
@@ -229,7 +244,7 @@ class _Training:
     def _advance(self) -> None:
         """One optimiser step."""
         run, began = self.run, time.monotonic()
-        self.optimizer.set_rate(run.schedule.factor(self.step, run.steps))
+        self.optimizer.set_rate(run.schedule.factor(self.step, run.steps or 0))
         with _seeded(run.seed, self.step):
             made = update(
                 self.model, self._micro()[0], run.objective, self.optimizer,
@@ -366,7 +381,7 @@ class _Training:
 
     def _regular(self, one: checkpoint.Saved) -> bool:
         """Whether a checkpoint would be there without any interruption."""
-        return one.step % self.run.save.every == 0 or one.step == self.run.steps
+        return one.step % self.run.save.every == 0 or (self.over and one.step == self.step)
 
     def _finish(self) -> Result:
         """Judges the result on all held-out text, and writes it."""

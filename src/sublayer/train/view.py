@@ -32,7 +32,7 @@ class View:
         self.lock = RLock()  # a frame is drawn in another thread than the one that trains
         self.depth = 0
         self.steps = self.first = 0
-        self.flops = self.gemm = self.bytes_per_token = 0.0
+        self.flops = self.gemm = self.bytes_per_token = self.seconds = 0.0
         self.recent: deque[Metrics] = deque(maxlen=RECENT)
         self.loss, self.held_loss = Curve(), Curve()
         self.held: Evaluated | None = None
@@ -53,16 +53,23 @@ class View:
             self._stop()
 
     def begin(
-        self, steps: int, *, done: int = 0, flops: float = 0.0, gemm: float = 0.0, bytes_per_token: float = 0.0
+        self,
+        steps: int,
+        *,
+        done: int = 0,
+        seconds: float = 0.0,
+        flops: float = 0.0,
+        gemm: float = 0.0,
+        bytes_per_token: float = 0.0,
     ) -> None:
-        """Training begins, at step `done` of `steps`.
+        """Training begins, at step `done` of `steps`, or for so many seconds where that is 0.
 
         flops: operations a token; gemm: those that the machine does a second, of all ranks; bytes_per_token: bytes of
         text. Where one is 0, what follows from it is not shown.
         """
         with self.lock:
             self.steps, self.first, self.flops, self.gemm = steps, done, flops, gemm
-            self.bytes_per_token, self.work = bytes_per_token, None
+            self.bytes_per_token, self.work, self.seconds = bytes_per_token, None, seconds
             self.begun, self.times = time.monotonic(), []
 
     def show(self, record: Record) -> None:
@@ -124,6 +131,8 @@ class View:
 
         The first step is left out once there are others: it may have compiled.
         """
+        if self.seconds:
+            return max(0.0, self.seconds - (time.monotonic() - self.begun))
         if not self.times or not self.steps:
             return math.nan
         (step, now), (before, then) = self.times[-1], (self.first, self.begun)
@@ -205,7 +214,7 @@ class Lines(_Printing):
         parts += [f"rate {made.rate:.2e}", f"norm {made.norm:.3g}", f"{self.speed():,.0f} tokens/s"]
         if self.flops and self.gemm:
             parts.append(f"{self.utilisation():.0%} of {operations(self.gemm)}")
-        if self.steps:
+        if self.steps or self.seconds:
             parts.append(f"{clock(self.left())} left")
         return "  ".join(parts)
 
@@ -247,7 +256,8 @@ class Frame(_Printing):
                 gone = time.monotonic() - begun
                 parts.append(self._bar(label, share, gone, gone / share - gone if share > 0 else math.nan, width))
             if self.steps or self.recent:
-                gone, share = time.monotonic() - self.begun, self.step / self.steps if self.steps else 0.0
+                gone = time.monotonic() - self.begun
+                share = self.step / self.steps if self.steps else min(1.0, gone / self.seconds) if self.seconds else 0.0
                 label = f"step {self.step:,}" + (f" of {self.steps:,}" if self.steps else "")
                 parts += [Text(), self._bar(label, share, gone, self.left(), width)]
             if self.recent:

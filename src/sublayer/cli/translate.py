@@ -1,0 +1,72 @@
+"""`sublayer translate`: each line through an encoder-decoder, by beam search."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    model: Annotated[Path, typer.Argument(help="A model folder, trained by the objective text_to_text.")],
+    input: Annotated[Path | None, typer.Option(help="A file with a sentence a line; default: stdin.")] = None,
+    beams: Annotated[int, typer.Option(help="Width of the beam search; 1: the best token each time.")] = 4,
+    length_penalty: Annotated[float, typer.Option(help="Above 0: longer translations; 0.6 was used in 2017.")] = 0.6,
+    start: Annotated[
+        str | None, typer.Option(help='Special token that the decoder begins with ("<pad>" for T5); default: the end.')
+    ] = None,
+    prefix: Annotated[str, typer.Option(help="What each sentence begins with, as in training.")] = "",
+    slots: Annotated[int, typer.Option(help="Sentences that are translated together.")] = 32,
+    device: Annotated[str, typer.Option(help="Where to run, as torch names it.")] = "cpu",
+) -> None:
+    """Translate a sentence a line: translations go to stdout in their order, progress to stderr."""
+    from ..errors import InputError
+
+    source, data = (str(input), input.read_bytes()) if input is not None else ("stdin", sys.stdin.buffer.read())
+    try:
+        lines = data.decode().removeprefix("\ufeff").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{source}: byte 0x{data[error.start]:02X} at offset {error.start:,} is not UTF-8") from None
+    lines = lines[:-1] if lines[-1] == "" else lines
+    if not any(line.strip() for line in lines):
+        raise InputError(f"{source}: nothing to translate: give a sentence a line")
+
+    from ..decoding import translate
+    from ..text import load_tokenizer
+    from ..weights import load
+    from ..weights.load import read_spec
+
+    read_spec(model)  # a folder that holds no model is told as such
+    tokenizer, loaded = load_tokenizer(model), load(model, device=device)
+    found = translate(
+        loaded, tokenizer, lines, beams=beams, length_penalty=length_penalty,
+        start=start, prefix=prefix, slots=slots, progress=telling("translating"),
+    )  # fmt: skip
+    for line in found:
+        typer.echo(" ".join(line.splitlines()))
+
+
+def telling(what: str, after: float = 2.0, every: float = 10.0) -> Callable[[int, int, float], None]:
+    """A `progress` of translate that tells stderr, from `after` seconds on, what is done, its rate and the time left:
+    over one line in a terminal, elsewhere a line every so many seconds."""
+    from ..train.view import clock
+
+    begun = shown = time.monotonic()
+    live = sys.stderr.isatty()
+
+    def tell(done: int, total: int, share: float) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        gone, ended = now - begun, done == total
+        if gone < after or (not ended and now - shown < (0.2 if live else every) and shown != begun):
+            return
+        shown = now
+        left = f"done in {clock(gone)}" if ended else f"{clock(gone / share - gone)} left"
+        line = f"{what}: {done:,} of {total:,}, {done / gone:.1f} a second, {left}"
+        typer.echo(f"\r{line}\x1b[K" if live else line, nl=not live or ended, err=True)
+
+    return tell
