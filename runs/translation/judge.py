@@ -199,7 +199,8 @@ def attentions(one: Trained, source: str, target: str) -> dict[str, Tensor]:
 
 
 def draw_attention(path: Path, models: Sequence[Trained], source: str, target: str) -> None:
-    """One panel for an alignment of one head; of more heads, their mean in the last layer and the sharpest of all."""
+    """One panel for an alignment of one head; of more heads, the mean of the last layer's and the best aligned of all:
+    that by which the tokens of the source are most looked at, each by some token of the target."""
     panels: list[tuple[str, Tensor, Tokenizer]] = []
     for one in models:
         layers = attentions(one, source, target)
@@ -208,10 +209,10 @@ def draw_attention(path: Path, models: Sequence[Trained], source: str, target: s
             panels.append((f"{one.name}: its alignment", last[0], one.tokenizer))
             continue
         heads = [(name, number, head) for name, layer in layers.items() for number, head in enumerate(layer)]
-        name, number, head = max(heads, key=lambda each: float(each[2].amax(-1).mean()))
+        name, number, head = max(heads, key=lambda each: float(each[2].amax(0).mean()))
         block = name.split(".")[2]
         panels.append((f"{one.name}: last layer, mean over heads", last.mean(0), one.tokenizer))
-        panels.append((f"{one.name}: the sharpest head (layer {block}, head {number})", head, one.tokenizer))
+        panels.append((f"{one.name}: the head that aligns best (layer {block}, head {number})", head, one.tokenizer))
     figure = Figure((5.2 * len(panels), 6.4), layout="constrained")
     for place, (title, weights, tokenizer) in enumerate(panels, 1):
         axes: Any = figure.add_subplot(1, len(panels), place)

@@ -184,3 +184,19 @@ def test_a_mistake_on_the_command_line_is_not_laid_to_the_file(tmp_path: Path) -
     with pytest.raises(UsageError) as caught:
         read_run(written(tmp_path, PLAIN + "\nstepz = 1\n"), ["seed=1"])
     assert str(caught.value).startswith(str(path))
+
+
+def test_time_may_end_a_run(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    run = read_run(path, ["seconds=2.5", "schedule.shape=constant"])
+    assert (run.train.seconds, run.train.tokens, run.steps) == (2.5, None, None)
+    assert read_run(path, ["seconds=480", "steps=3"]).steps == 3
+    for change, said in {
+        "seconds=9": "schedule.shape='cosine' falls towards the last step",
+        "seconds=0": "train: seconds must be above 0",
+    }.items():
+        with pytest.raises(UsageError, match=said):
+            read_run(path, [change])
+    both = PLAIN.replace("[train]", "[train]\nseconds = 3")
+    with pytest.raises(UsageError, match="needs steps, tokens or seconds, got tokens and seconds"):
+        read_run(written(tmp_path, both))

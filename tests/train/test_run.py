@@ -482,3 +482,46 @@ def test_a_termination_before_the_first_step_is_one_line(texts: Path, tmp_path: 
         train(tiny(texts, tmp_path / "out"), Ending(-1, lambda: None))
     assert caught.value.exit_code == 143
     train(tiny(texts, tmp_path / "out"))
+
+
+class Clock:
+    """Half a second passes each time somebody looks."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 0.5
+        return self.now
+
+
+def timed(texts: Path, out: Path, seconds: float) -> Run:
+    return tiny(texts, out, train={"steps": "none", "seconds": seconds}, schedule={"shape": "inverse_sqrt"})
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.1, 1), (1.0, 2), (1.2, 3), (2.0, 3), (2.1, 4), (3.0, 5)])
+def test_a_run_ends_with_its_time(
+    seconds: float, steps: int, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step takes half a second, and so does the evaluation after step 3, which counts."""
+    monkeypatch.setattr("sublayer.train.run.time", Clock())
+    result = train(timed(texts, tmp_path / "out", seconds))
+    assert result.step == steps
+    assert result.seconds >= seconds
+    records = read_metrics(tmp_path / "out/metrics.jsonl")
+    assert [record.step for record in records if isinstance(record, Metrics)] == [*range(1, steps + 1)]
+    judged = [record.step for record in records if isinstance(record, Evaluated)]
+    assert judged == sorted({3, steps} if steps > 3 else {steps})
+    assert checkpoint.saved(tmp_path / "out/checkpoints")[-1].step == steps
+    assert train(timed(texts, tmp_path / "out", seconds)) == result
+
+
+@pytest.mark.parametrize("at", [1, 4])
+def test_the_time_of_a_run_counts_over_its_parts(
+    at: int, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sublayer.train.run.time", Clock())
+    whole = train(timed(texts, tmp_path / "whole", 3.0))
+    with pytest.raises(Interrupted, match=f"stopped at step {at}, which is saved"):
+        train(timed(texts, tmp_path / "parts", 3.0), Acting(at, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    assert train(timed(texts, tmp_path / "parts", 3.0)).step == whole.step == 5
+    same(tmp_path / "whole", tmp_path / "parts")

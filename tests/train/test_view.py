@@ -102,6 +102,15 @@ def test_the_time_left_counts_all_between_steps_but_not_the_first(time: Time) ->
     assert math.isnan(view.left())
 
 
+def test_where_time_ends_a_run_the_time_left_is_what_is_left_of_it(time: Time) -> None:
+    view = Quiet()
+    view.begin(0, done=7, seconds=90.0)
+    time.now += 30
+    assert view.left() == pytest.approx(60)
+    time.now += 100
+    assert view.left() == 0
+
+
 def test_clocks_and_rates() -> None:
     assert [clock(seconds) for seconds in (0, 59.6, 245, 3723, -1, math.nan, math.inf)] == [
         "0:00", "1:00", "4:05", "1:02:03", "0:00", "-:--", "-:--"
