@@ -1,5 +1,7 @@
 """Translation: a text's answer is that of `generate` to it alone, with the tokens that text_to_text trained."""
 
+from typing import Any
+
 import pytest
 
 from sublayer.decoding import generate, translate
@@ -29,7 +31,7 @@ def model(request: pytest.FixtureRequest) -> ModelOp:
 @pytest.mark.parametrize("beams", [1, 3])
 def test_each_text_is_answered_as_if_alone_and_in_order(beams: int, model: ModelOp) -> None:
     words, objective = Words(TOKENIZER), TextToText()
-    asked = {"beams": beams, "length_penalty": 0.6} if beams > 1 else {"temperature": 0.0}
+    asked: dict[str, Any] = {"beams": beams, "length_penalty": 0.6} if beams > 1 else {"temperature": 0.0}
     expected: list[str | None] = []
     for text in TEXTS:
         source = objective.source(text, words, "to: ")
@@ -44,7 +46,7 @@ def test_each_text_is_answered_as_if_alone_and_in_order(beams: int, model: Model
 def test_the_decoder_begins_with_the_token_that_is_named(model: ModelOp) -> None:
     begin = TextToText(start="<|begin|>").begin(Words(TOKENIZER))
     source = TextToText().source(TEXTS[0], Words(TOKENIZER))
-    asked = {"beams": 4, "length_penalty": 0.6, "max_tokens": len(source) + 50}
+    asked: dict[str, Any] = {"beams": 4, "length_penalty": 0.6, "max_tokens": len(source) + 50}
     (made,) = generate(model, [[begin]], tokenizer=TOKENIZER, sources=[source], **asked)
     assert translate(model, TOKENIZER, TEXTS[:1], start="<|begin|>") == [made.text]
     with pytest.raises(UsageError, match="start: the tokenizer has no special token '<pad>'"):
