@@ -38,14 +38,14 @@ def tiny(spec: Model, dtype: torch.dtype = torch.float64, sharpness: float = 6.0
 @torch.no_grad()
 def next_logits(model: ModelOp, ids: Sequence[int], source: Sequence[int] | None = None) -> Tensor:
     """[V]: the logits of the token after ids, by one forward pass without a state."""
-    return model(torch.tensor([list(ids)]), source=None if source is None else torch.tensor([list(source)]))[0, -1]
+    return model(torch.tensor([list(ids)]), source=None if source is None else torch.as_tensor(source)[None])[0, -1]
 
 
 @torch.no_grad()
 def log_probability(
-    model: ModelOp, prompt: Sequence[int], ids: Sequence[int], source: Sequence[int] | None = None
+    model: ModelOp, prompt: Sequence[int], ids: Sequence[int], source: Sequence[int] | Tensor | None = None
 ) -> Tensor:
     """[n]: log p of each of ids after prompt, teacher-forced, by one forward pass without a state."""
     read = torch.tensor([[*prompt, *ids]])
-    logits = model(read, source=None if source is None else torch.tensor([list(source)]))[0, len(prompt) - 1 : -1]
+    logits = model(read, source=None if source is None else torch.as_tensor(source)[None])[0, len(prompt) - 1 : -1]
     return logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]

@@ -178,8 +178,9 @@ DECODERS = [
 def test_every_decoder_can_be_searched(name) -> None:
     """Whatever a decoder keeps follows its beams (hf#46612: keys and values alone did): the score is the teacher-forced
     log-probability."""
-    model, source = rough(CASES[name]), [4, 5, 6] if CASES[name].translates else None
-    sources = None if source is None else [source]
+    case = CASES[name]
+    model, source = rough(case), case.documents(case, [1], 3)[0].source
+    sources = None if source is None else [source if source.is_floating_point() else source.tolist()]
     (row,) = generate(model, [PROMPT], sources=sources, beams=3, max_tokens=5, logprobs=0)
     assert len({beam.ids for beam in row.beams}) == 3
     for beam in row.beams:

@@ -276,7 +276,7 @@ def test_a_size_that_is_left_to_follow_another_is_exported_too(change: str) -> N
 
 @pytest.mark.parametrize(
     "change",
-    ["decoder.blocks.*.attn.op.position.pairing=interleaved", "decoder.blocks.*.attn.op.position.size=4",
+    ["decoder.blocks.*.attn.op.position.pairing=interleaved",
      "decoder.blocks.0.attn.op.window=4", "decoder.blocks.*.attn.op.keep_first=4",
      "decoder.blocks.*.attn.op.qk_norm={\"spec\": \"RMSNorm\"}", "decoder.blocks.*.ffn.op.gated=false",
      "decoder.norm.plus_one=true", "decoder.blocks.*.attn.pre.eps=1e-3", "head=null"],
