@@ -41,6 +41,7 @@ from sublayer.nn.recurrent import ReaderOp
 from sublayer.nn.reference import Options
 from sublayer.nn.rope import Rope
 from sublayer.recipes import family
+from sublayer.recipes.actions import ImagesAndTokensOp
 from sublayer.recipes.deberta import Neighbours
 from sublayer.recipes.evoformer import AxialAttentionOp, OuterProductMeanOp, TriangleMultiplicationOp
 from sublayer.recipes.multiscale import PatchedBytesOp
@@ -356,6 +357,13 @@ def blank(taken: Any, op: PatchesOp, inputs: Any) -> tuple[Tensor, Tensor | None
     return images * 0, hidden
 
 
+def in_another_order(forward: Any, op: ImagesAndTokensOp, inputs: Any, step: Step, *args: Any) -> Any:
+    """The images of a row come last first."""
+    if isinstance(inputs, dict) and inputs["images"].dim() == 5:
+        inputs = inputs | {"images": inputs["images"].flip(1)}
+    return forward(op, inputs, step, *args)
+
+
 def says_nothing(forward: Any, op: AttentionOp, x: Tensor, *args: Any) -> Tensor:
     return x * 0
 
@@ -470,6 +478,8 @@ BROKEN = (
       for op in (AxialAttentionOp, OuterProductMeanOp, TriangleMultiplicationOp)),
     Broken("images are blank", "vit", "learning", around(PatchesOp, "_taken", blank),
            unseen=("kernels", "round trip", "compile")),
+    Broken("images are given to the wrong documents", "actions", "packing",
+           around(ImagesAndTokensOp, "forward", in_another_order), where="row 0", unseen=("padding", "learning")),
     Broken("weights are rounded when saved", "llama", "round trip", rounded_when_saved, where="sublayer"),
     Broken("attention says nothing", "gpt2", "learning", around(AttentionOp, "forward", says_nothing),
            unseen=("incremental", "packing", "padding", "round trip")),

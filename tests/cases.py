@@ -20,6 +20,7 @@ from sublayer.nn.rope import Rope
 from sublayer.nn.rope_scaling import DynamicNtk, Linear, Llama3, LongRope, Yarn
 from sublayer.nn.sublayer import Block, Model, Trunk, pre_norm
 from sublayer.recipes import FAMILIES, family
+from sublayer.recipes.actions import PATCH, ImagesAndTokens
 from sublayer.recipes.dit import Noised
 from sublayer.recipes.evoformer import EmbedAlignment
 from sublayer.step import Step
@@ -63,7 +64,7 @@ def _variant(
 def _documents(spec: Model) -> Callable[[Case, Sequence[int], int], list[Document]]:
     if spec.encoder is not None and isinstance(spec.encoder.embed, Frames):
         return _recordings
-    kinds = {Patches: _images, Noised: _noised, EmbedAlignment: _alignments}
+    kinds = {Patches: _images, Noised: _noised, EmbedAlignment: _alignments, ImagesAndTokens: _observations}
     return kinds.get(type(spec.embedding), texts)
 
 
@@ -90,6 +91,19 @@ def _noised(case: Case, lengths: Sequence[int], seed: int) -> list[Document]:
 
 def _noise(front: Patches, generator: torch.Generator) -> torch.Tensor:
     return torch.randn(front.channels, *front.image, generator=generator)
+
+
+def _observations(case: Case, lengths: Sequence[int], seed: int) -> list[Document]:
+    """An image of one patch, which comes first, and random ids: so a document may be cut anywhere."""
+    generator, front = torch.Generator().manual_seed(seed), cast(ImagesAndTokens, case.spec.embedding)
+    patches = cast(Patches, front.patches)
+
+    def document(length: int) -> Document:
+        ids = torch.randint(front.vocab, (length,), generator=generator)
+        ids[0] = PATCH
+        return Document({"ids": ids, "images": _noise(patches, generator)[None]})
+
+    return list(map(document, lengths))
 
 
 def _recordings(case: Case, lengths: Sequence[int], seed: int) -> list[Document]:

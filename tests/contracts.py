@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -43,6 +43,23 @@ class Document:
     """[L] ids, or the tree of tensors that the model's front end takes."""
     source: Tensor | None = None
     """[M] ids for an encoder-decoder, or [T, F] frames."""
+
+    @property
+    def ids(self) -> Tensor:
+        """[L]; beside them a document may have "images", whose places are among its first ids."""
+        return self.inputs["ids"] if isinstance(self.inputs, dict) else self.inputs
+
+    def with_ids(self, ids: Tensor) -> Document:
+        """The same source and images."""
+        return replace(self, inputs=self.inputs | {"ids": ids} if isinstance(self.inputs, dict) else ids)
+
+
+def with_images(ids: Tensor, rows: Sequence[Sequence[Document]]) -> Any:
+    """ids [B, L] as the model takes them: beside the images of each row's documents, where they have any."""
+    if not isinstance(rows[0][0].inputs, dict):
+        return ids
+    images = [torch.cat([document.inputs["images"] for document in row]) for row in rows]
+    return {"ids": ids, "images": nn.utils.rnn.pad_sequence(images, batch_first=True)}
 
 
 def texts(case: Case, lengths: Sequence[int], seed: int) -> list[Document]:
@@ -221,19 +238,22 @@ class Decoding:
 
         implicit: the parts are for slots 0, 1, … and Step.slots is left out.
         """
-        ids, segment, where = side_by_side([part.document.inputs[part.start : part.stop] for part in parts], pad)
+        ids, segment, where = side_by_side([part.document.ids[part.start : part.stop] for part in parts], pad)
+        inputs = (
+            with_images(ids, [[part.document] for part in parts]) if any(part.start == 0 for part in parts) else ids
+        )
         source, memory_segment = None, None
         if self.case.translates and all(part.start == 0 for part in parts):
             source, memory_segment = sources_of([part.document for part in parts], pad)
         slots = None if implicit else torch.tensor([part.slot for part in parts])
         step = Step(slots=slots, segment=segment, memory_segment=memory_segment)
-        logits = run(self.call, ids, step, self.state, source=source)
+        logits = run(self.call, inputs, step, self.state, source=source)
         tolerance = EXACT[logits.dtype]
         for part, row, tokens in zip(parts, logits, where, strict=True):
             if part.start == part.stop:
                 continue
             self.past[part.slot].append((part.start, part.stop))
-            with noted(f"slot {part.slot}, tokens {part.start} to {part.stop} of {len(part.document.inputs)}"):
+            with noted(f"slot {part.slot}, tokens {part.start} to {part.stop} of {len(part.document.ids)}"):
                 assert_near(row[tokens], self.expected(part), tolerance)
 
     def tokens(self, *rest: Part, implicit: bool = False) -> None:
@@ -418,7 +438,7 @@ def poison(state: State, slot: int, start: int = 0) -> None:
 def _with_prefix(case: Case, length: int, shared: int, seed: int) -> tuple[Document, Document]:
     """Two documents of one source with `shared` first tokens in common."""
     a, b = case.documents(case, [length, length], seed)
-    return a, Document(torch.cat([a.inputs[:shared], b.inputs[shared:]]), a.source)
+    return a, a.with_ids(torch.cat([a.ids[:shared], b.ids[shared:]]))
 
 
 # --- packing ---
@@ -427,7 +447,7 @@ def _with_prefix(case: Case, length: int, shared: int, seed: int) -> tuple[Docum
 class Packed(NamedTuple):
     """Documents behind one another in rows."""
 
-    tokens: Tensor  # [B, L]
+    tokens: Any  # [B, L], in a dict where there are images beside them
     segment: Tensor  # [B, L]
     places: list[tuple[int, slice]]  # of each document, row by row
 
@@ -453,7 +473,8 @@ def pack(rows: Sequence[Sequence[Tensor]]) -> Packed:
 
 def pack_documents(case: Case, rows: Sequence[Sequence[Document]]) -> tuple[Packed, Step, Tensor | None]:
     """(packed inputs, step, packed sources), to be given to the model."""
-    inputs = pack([[document.inputs for document in row] for row in rows])
+    inputs = pack([[document.ids for document in row] for row in rows])
+    inputs = inputs._replace(tokens=with_images(inputs.tokens, rows))
     if not case.translates:
         return inputs, Step(segment=inputs.segment), None
     sources = pack([[cast(Tensor, document.source) for document in row] for row in rows])
@@ -493,7 +514,7 @@ def _packed_equal_alone(case: Case, model: ModelOp) -> None:
 def _others_have_no_influence(case: Case, model: ModelOp) -> None:
     """Other tokens in a neighbour (its source too) leave a document's logits as they are, bit for bit."""
     (a, b, c), second = _packed_rows(case)
-    _, changed = case.documents(case, [1, len(b.inputs)], 12)  # at b's place, so with a source of b's length
+    _, changed = case.documents(case, [1, len(b.ids)], 12)  # at b's place, so with a source of b's length
     results = []
     for middle in (b, changed):
         inputs, step, sources = pack_documents(case, [[a, middle, c], second])
@@ -549,13 +570,13 @@ def _packed_prompt_goes_on(case: Case, model: ModelOp) -> None:
     """Two documents prefilled as one packed prompt: the slot goes on with the second, which the first never meets."""
     a, b = case.documents(case, [6, 11], 13)
     state = State.allocate(model, 2, CAPACITY, CAPACITY if case.translates else 0)
-    inputs, step, sources = pack_documents(case, [[a, Document(b.inputs[:5], b.source)]])
+    inputs, step, sources = pack_documents(case, [[a, b.with_ids(b.ids[:5])]])
     slots = torch.tensor([1])
     run(model, inputs.tokens, step.replace(slots=slots), state, source=sources)
     segment = torch.tensor([[NUMBERS[1]]])
     past = [(0, 5)]
     for i in range(5, 11):
-        logits = run(model, b.inputs[None, i : i + 1], Step(slots=slots, segment=segment), state)
+        logits = run(model, b.ids[None, i : i + 1], Step(slots=slots, segment=segment), state)
         past.append((i, i + 1))
         expected = with_its_past(model, b, past)[0] if case.length_dependent else alone(model, b)[i]
         assert_near(logits[0, 0], expected, EXACT[logits.dtype])
@@ -587,11 +608,12 @@ def _padded_equal_alone(case: Case, model: ModelOp, side: Padding) -> None:
 
 
 def _rows_together(case: Case, documents: Sequence[Document], side: Padding) -> Together:
-    ids, segment, where = side_by_side([document.inputs for document in documents], side)
+    ids, segment, where = side_by_side([document.ids for document in documents], side)
     source, memory_segment = None, None
     if case.translates:
         source, memory_segment = sources_of(documents, side)
-    return Together(ids, Step(segment=segment, memory_segment=memory_segment), source, list(where))
+    inputs = with_images(ids, [[document] for document in documents])
+    return Together(inputs, Step(segment=segment, memory_segment=memory_segment), source, list(where))
 
 
 def _padded_prompts_go_on(case: Case, model: ModelOp, side: Padding) -> None:
@@ -698,9 +720,10 @@ def _decoded(case: Case, model: ModelOp) -> Tensor:
     state = State.allocate(model, 3, CAPACITY, CAPACITY if case.translates else 0)
     for document, slot, length in ((a, 2, 4), (b, 0, 9)):
         source = None if document.source is None else document.source[None]
-        run(model, document.inputs[None, :length], Step(slots=torch.tensor([slot])), state, source=source)
+        inputs = with_images(document.ids[None, :length], [[document]])
+        run(model, inputs, Step(slots=torch.tensor([slot])), state, source=source)
     step = Step(slots=torch.tensor([2, 0]))
-    tokens = [torch.stack([a.inputs[4 + i], b.inputs[9 + i]])[:, None] for i in range(3)]
+    tokens = [torch.stack([a.ids[4 + i], b.ids[9 + i]])[:, None] for i in range(3)]
     return torch.cat([run(model, token, step, state) for token in tokens], 1)
 
 
@@ -808,6 +831,10 @@ def _batch_to_learn(case: Case) -> tuple[Any, Step, Tensor | None, Any]:
     source = torch.randint(5, 20, (rows, 4), generator=generator) if case.translates else None
     if case.translates and case.documents is not texts:  # frames
         source = sources_of(case.documents(case, [1] * rows, 22), None)[0]
+    documents = case.documents(case, [1] * rows, 22) if case.documents is not texts and source is None else []
+    if documents:  # the image in front tells the rows apart
+        first = torch.cat([document.ids[None] for document in documents])
+        return with_images(torch.cat([first, ids[:, 1:-1]], 1), [[one] for one in documents]), Step(), None, ids[:, 1:]
     return ids[:, :-1], Step(), source, ids[:, 1:]
 
 

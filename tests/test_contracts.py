@@ -177,6 +177,9 @@ PUBLISHED = {
     "mt5-xl": (3_742_619_648, 192 * KIB),
     "mt5-xxl": (12_921_057_280, 384 * KIB),
     "grok-1": (315_684_820_992, 256 * KIB),  # by arithmetic; xAI says 314B
+    # of our own making, and by arithmetic: Llama 2 7B, 256 more ids twice, and an image of 256 patches
+    "actions-small": (5_443_072, 6 * KIB),
+    "actions-7b": (6_743_973_888, 512 * KIB),
     "mixture-small": (4_874_752, 6 * KIB),  # of our own making
     # The paper says 7B for 128 experts at the base size, and 26B at the large one.
     "switch-base-8": (619_339_008, 36 * KIB),

@@ -1,5 +1,6 @@
-"""Generation from a model: sampling, beam search, streaming, translation."""
+"""Generation from a model: sampling, beam search, streaming, translation, actions."""
 
+from .act import act, forecast
 from .beam import Hypothesis
 from .generate import Event, Generated, Stream, generate, stream
 from .request import Options
@@ -13,6 +14,8 @@ __all__ = [
     "Options",
     "Sampling",
     "Stream",
+    "act",
+    "forecast",
     "generate",
     "sample",
     "stream",

@@ -20,6 +20,7 @@ from ..names import Row
 from ..nn.sublayer import Model
 
 if TYPE_CHECKING:
+    from .actions import actions
     from .bamba import bamba
     from .bert import bert
     from .convolution import convolution
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from .whisper import whisper
 
 FAMILIES = (
+    "actions",
     "bamba",
     "bert",
     "deberta",
@@ -100,6 +102,7 @@ CONTRACTS = ("parity", "size", "incremental", "packing", "padding", "kernels", "
 __all__ = [
     "CONTRACTS",
     "FAMILIES",
+    "actions",
     "bamba",
     "bert",
     "convolution",

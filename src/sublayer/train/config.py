@@ -19,6 +19,7 @@ from ..errors import SublayerError, UsageError, nearest
 from ..nn.sublayer import Model
 from ..spec import Spec
 from ..weights.load import read_json, read_spec
+from .actions import BehaviourCloning
 from .examples import Classification, Contrastive, Tagging, TextToText
 from .language import Masked, NextToken, SpanCorruption
 from .optim import AdamW, Muon
@@ -38,6 +39,7 @@ Objectives = (
     | ImageClassification
     | Diffusion
     | MaskedAlignment
+    | BehaviourCloning
 )
 MAX_BYTES = 1 << 20  # of a configuration file
 

@@ -32,6 +32,7 @@ from ..text import Tokenizer
 from . import checkpoint
 from .batch import Batch
 from .config import Run, RunSource
+from .episodes import EpisodeFeed
 from .examples import OnExamples
 from .language import Masked, NextToken, SpanCorruption, Words
 from .loss import IGNORED
@@ -71,7 +72,13 @@ class Feed(Protocol):
 
 def feed_of(run: Run, out: Path, view: View) -> Feed:
     """The feed of the run's objective; its tokenizer and labels are there, its data is still to be opened."""
-    kinds = {"text": TextFeed, "examples": ExampleFeed, "images": ImageFeed, "alignments": AlignmentFeed}
+    kinds = {
+        "text": TextFeed,
+        "examples": ExampleFeed,
+        "images": ImageFeed,
+        "alignments": AlignmentFeed,
+        "episodes": EpisodeFeed,
+    }
     return kinds[run.objective.reads](run, out, view)
 
 

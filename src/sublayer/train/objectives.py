@@ -17,7 +17,7 @@ from ..spec import Spec
 from .batch import Batch
 from .loss import Loss
 
-Reads = Literal["text", "examples", "images", "alignments"]
+Reads = Literal["text", "examples", "images", "alignments", "episodes"]
 
 LossOf = Callable[[ModelOp, Batch], Loss]
 """What `update` and `evaluate` take: an Objective, or any function like it."""

@@ -36,7 +36,7 @@ def look(run: Run, out: Path) -> None:
         for path in (paths,) if isinstance(paths, str) else paths:
             if Path(path).is_dir() and out.exists() and Path(path).samefile(out):
                 raise UsageError(f"out: {out} is the folder of the text; choose another")
-    if run.model.start is None and run.objective.reads != "images":  # which say how large they are
+    if run.model.start is None and run.objective.reads not in ("images", "episodes"):  # which say how large they are
         _spec_for(run, {"vocab": run.tokenizer.vocab, "classes": 2}).empty(device="meta")  # they may still be others
 
 

@@ -402,8 +402,9 @@ class _Training:
             if self.feed.tokenizer is not None:
                 self.feed.tokenizer.save(self.out / "model")
             save(self.model, self.out / "model")
-            if (self.out / "labels.json").exists():
-                shutil.copyfile(self.out / "labels.json", self.out / "model" / "labels.json")
+            for name in ("labels.json", "bins.json"):
+                if (self.out / name).exists():
+                    shutil.copyfile(self.out / name, self.out / "model" / name)
         seconds = self.seconds + time.monotonic() - began
         about = {**asdict(score), "loss": score.loss, "perplexity": score.perplexity}
         about |= {"bits_per_byte": score.bits_per_byte if score.bytes else None, "step": self.step, "seconds": seconds}
