@@ -22,6 +22,7 @@ from torch import Tensor
 from ..errors import InputError, SpecError
 from ..names import Row
 from ..nn.embed import Embed, EmbedOp
+from ..nn.initialise import Init
 from ..nn.op import Context
 from ..nn.patches import Grid, Patches
 from ..nn.rope import Rope
@@ -104,11 +105,13 @@ def actions(
     """The architecture; vocab counts the ids of text and the bins of actions behind them.
 
     image and patch are sides in pixels, or (height, width). A learned grid tells places in an image, and rotary
-    positions count the whole stream. New models begin as Llama's do here.
+    positions count the whole stream. RT-2 begins from trained models; new ones here begin with matrices by their width
+    and, untied, with tables at 0.5, so that places and words are not small beside patches of pixels from −1 to 1.
     """
     trunk = llama(dim, layers, heads, kv_heads, hidden, vocab, rope, eps=eps, dropout=dropout, tied=tied)
     patches = Patches(sides(image), sides(patch), channels, position=Grid())
-    return trunk.override(**{"decoder.embed": ImagesAndTokens(vocab, patches=patches)})
+    init = Init("fan_in", residual="depth", embedding=None if tied else 0.5)
+    return trunk.override(**{"decoder.embed": ImagesAndTokens(vocab, patches=patches), "init": init})
 
 
 def images_first(model: Model, ids: Tensor, images: Tensor) -> dict[str, Tensor]:
