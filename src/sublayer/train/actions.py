@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from ..step import Step
 from .batch import Batch
 from .language import next_token
 from .loss import IGNORED, Loss
-from .objectives import Objective, refuse_sighted
+from .objectives import Objective, Reads, refuse_sighted
 
 
 class BehaviourCloning(Objective):
@@ -29,7 +29,7 @@ class BehaviourCloning(Objective):
     2307.15818, section 3.2). Without images and instructions it is the next value of a time series."""
 
     kind: ClassVar[str] = "behaviour_cloning"
-    reads: ClassVar[Literal["text", "examples", "images", "episodes"]] = "episodes"
+    reads: ClassVar[Reads] = "episodes"
     bins: int = 256
     """Bins of each dimension of an action."""
     tails: float = 0.01
