@@ -61,7 +61,8 @@ def naive(model: ModelOp, images: Tensor, ids: Tensor, prefix: int = 0) -> Tenso
                 seen = [other for other in range(len(stream)) if other <= place or other < prefix]
                 scores = [mine @ rotated(k[other].view(2, 8)[head // 2], other) / math.sqrt(8) for other in seen]
                 weights = torch.stack(scores).exp() / torch.stack(scores).exp().sum()
-                heads.append(sum(w * v[other].view(2, 8)[head // 2] for w, other in zip(weights, seen, strict=True)))
+                mixed = [w * v[other].view(2, 8)[head // 2] for w, other in zip(weights, seen, strict=True)]
+                heads.append(torch.stack(mixed).sum(0))
             stream[place] = stream[place] + p[f"{at}.attn.op.out.weight"] @ torch.cat(heads)
         for place, x in enumerate(stream):
             inner = norm(x, p[f"{at}.ffn.pre.weight"])
