@@ -37,8 +37,8 @@ types: .venv/dev  ## static types
 floors: .venv/dev  ## who may import whom
 	@$(BIN)/lint-imports --no-logo
 
-bench: .venv/dev  ## ratios against peers, side by side (ONLY=name chooses one)
-	@$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY))
+bench: .venv/dev  ## ratios against peers, side by side (ONLY=name chooses one, FULL=1 takes all sizes)
+	@$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY)) $(if $(FULL),--full)
 
 clean:  ## remove the environment and the caches
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

@@ -18,12 +18,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--only", choices=NAMES, metavar="NAME", help=f"one of: {', '.join(NAMES)}")
     parser.add_argument("--quick", action="store_true", help="the smallest sizes, once: that it runs, not how fast")
+    parser.add_argument("--full", action="store_true", help="the longest lengths too, where they take many minutes")
     parser.add_argument("--threads", type=int, help="threads of torch; with 1, CPU time is what is measured")
     given = parser.parse_args()
     if given.threads:
         torch.set_num_threads(given.threads)
     for name in [given.only] if given.only else NAMES:
-        importlib.import_module(f"bench.{name}").main(Options(given.quick, given.threads))
+        importlib.import_module(f"bench.{name}").main(Options(given.quick, given.threads, given.full))
     return 0
 
 

@@ -5,6 +5,7 @@ A bench is a file of this folder with `main(options)`, which measures, and ends 
 
 import gc
 import importlib
+import inspect
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ class Options:
     """The smallest sizes, once."""
     threads: int | None = None
     """Threads of torch; with one, timings are of CPU time, which other load on the machine does not touch."""
+    full: bool = False
+    """The largest sizes too, where they take long."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,6 @@ class Row:
 
 def timings(functions: Mapping[str, Callable[[], object]], rounds: int, warm: int = 1) -> dict[str, list[float]]:
     """Seconds of each function in each round. The functions take turns, so that a busy machine is busy for all."""
-    clock = time.process_time if torch.get_num_threads() == 1 and not torch.cuda.is_available() else time.perf_counter
     for _ in range(warm):
         for function in functions.values():
             function()
@@ -65,6 +67,12 @@ def timings(functions: Mapping[str, Callable[[], object]], rounds: int, warm: in
             functions[name]()
             found[name].append(clock() - start)
     return found
+
+
+def clock() -> float:
+    """Seconds: of CPU time where torch has one thread, which other load does not touch, else of the wall."""
+    alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
+    return time.process_time() if alone else time.perf_counter()
 
 
 def compared(
@@ -98,12 +106,22 @@ def peak_memory(target: str, *arguments: Any) -> int:
     function(*arguments) prepares and returns what is to be run. Resident memory, in a fresh process each time, since
     an allocator does not give back what an earlier run took.
     """
+    return peaks(target, *arguments)[0]
+
+
+def peaks(target: str, *arguments: Any) -> list[int]:
+    """The same of several runs in one process: function(*arguments) is a generator that prepares and yields them.
+
+    There glibc maps every block from 64 KiB on by itself, and gives it back when it is freed: none weighs on the next.
+    """
     command = [sys.executable, "-m", "bench.harness", target, json.dumps(arguments)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    if inspect.isgeneratorfunction(_named(target)):
+        environment["MALLOC_MMAP_THRESHOLD_"] = "65536"
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{target}{arguments}: {done.stderr.strip().splitlines()[-1]}")
-    return int(done.stdout)
+    return json.loads(done.stdout)
 
 
 def report(name: str, rows: Sequence[Row], notes: Mapping[str, Any] | None = None) -> None:
@@ -132,9 +150,17 @@ def _resident() -> int:
     return pages * resource.getpagesize()
 
 
-def _measure(target: str, arguments: list[Any]) -> int:
+def _named(target: str) -> Callable[..., Any]:
     module, function = target.split(":")
-    run = getattr(importlib.import_module(module), function)(*arguments)
+    return getattr(importlib.import_module(module), function)
+
+
+def _measure(target: str, arguments: list[Any]) -> list[int]:
+    prepared = _named(target)(*arguments)
+    return [_peak(run) for run in (prepared if isinstance(prepared, Iterator) else [prepared])]
+
+
+def _peak(run: Callable[[], object]) -> int:
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark, proc(5)
     before = _resident()
@@ -144,4 +170,4 @@ def _measure(target: str, arguments: list[Any]) -> int:
 
 
 if __name__ == "__main__":
-    print(_measure(sys.argv[1], json.loads(sys.argv[2])))
+    print(json.dumps(_measure(sys.argv[1], json.loads(sys.argv[2]))))

@@ -157,10 +157,11 @@ def gated_delta(
     kept = only(since[..., -1:, :], chunks.kept)
     before: list[Tensor] = []
     writes: list[Tensor] = []
-    for i in range(q.shape[2]):
+    # Unbound, for the gradient of each x[:, :, i] would be as large as x: n² work in all.
+    for write, take, keep, leave in zip(*(x.unbind(2) for x in (written, taken, kept, leaving)), strict=True):
         before.append(memory)
-        writes.append(written[:, :, i] - taken[:, :, i] @ memory)
-        memory = kept[:, :, i] * memory + leaving[:, :, i] @ writes[i]
+        writes.append(write - take @ memory)
+        memory = keep * memory + leave @ writes[-1]
     y = only(q * since, chunks.carried) @ torch.stack(before, 2)
     y = y + (q @ k.transpose(-1, -2) * decay) @ torch.stack(writes, 2)
     return y.flatten(2, 3)[:, :, :length], memory

@@ -153,9 +153,9 @@ def causal(
     q, k, v = chunks.cut(q), chunks.cut(k), chunks.cut(v)
     added = only(k, chunks.leaving).transpose(3, 4) @ v  # [B, N, n, F, H]
     before: list[Tensor] = []
-    for i in range(added.shape[2]):
+    for i, new in enumerate(added.unbind(2)):  # the gradient of added[:, :, i] would be as large as added
         before.append(sums)
-        sums = only(sums, None if chunks.kept is None else chunks.kept[:, :, i]) + added[:, :, i]
+        sums = only(sums, None if chunks.kept is None else chunks.kept[:, :, i]) + new
     inside = only(q @ k.transpose(3, 4), chunks.seen if own else chunks.seen.tril(-1)) @ v
     y = inside + only(q, chunks.carried) @ torch.stack(before, 2)
     return y.flatten(2, 3)[:, :, :length], sums
