@@ -76,9 +76,9 @@ def main(options: Options) -> None:
     passes = {name: _sums(seconds, name) for name in MIXERS}
     taken = {name: _peaks(name, lengths[-FITTED:]) for name in MIXERS}
     bytes_taken = {kind: {name: found[i] for name, found in taken.items()} for i, kind in enumerate(PASSES)}
+    report("mixers", _rows(passes), {"parameters": _parameters(), "seconds": seconds, "bytes": bytes_taken})
     tables = _tables(seconds, passes, bytes_taken, lengths)
     print(tables)
-    report("mixers", _rows(passes), {"parameters": _parameters(), "seconds": seconds, "bytes": bytes_taken})
     (harness.RESULTS / "mixers.md").write_text(tables, encoding="utf-8")
     draw(harness.RESULTS / "mixers.png", passes, bytes_taken[PASSES[1]], seconds["decoded token"])
 
@@ -278,7 +278,7 @@ def _table(
     lines = [[title, *(f"{length:,}" for length in lengths), last_title], ["---"] * (len(lengths) + 2)]
     for name, by_length in found.items():
         cells = [_figure(by_length[x]) if x in by_length else "" for x in lengths]
-        lines.append([name, *cells, f"{_growth(by_length):.2f}" if last is None else last[name]])
+        lines.append([name, *cells, _growth(by_length) if last is None else last[name]])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
@@ -286,9 +286,11 @@ def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _growth(by_length: Sizes) -> float:
+def _growth(by_length: Sizes) -> str:
+    """The fitted exponent; none where a peak was too small to be seen in resident memory."""
     longest = sorted(by_length)[-FITTED:]
-    return exponent(longest, [by_length[length] for length in longest])
+    values = [by_length[length] for length in longest]
+    return f"{exponent(longest, values):.2f}" if min(values) > 0 else ""
 
 
 def draw(path: Path, passes: Series, taken: Mapping[str, Sizes], decoded: Series) -> None:

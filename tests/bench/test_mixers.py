@@ -47,6 +47,10 @@ def test_the_smallest_form_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (tmp_path / "mixers.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+def test_a_peak_that_was_not_seen_is_shown_and_not_fitted() -> None:
+    assert mixers._table("MiB", {"LSTM": {16: 0.0, 32: 1.0}}).splitlines()[2] == "| LSTM | 0 | 1 |  |"
+
+
 def test_goals_are_for_scans_within_three_times_and_then_faster() -> None:
     passes = {name: {1024: [2.0], 4096: [1.5], 8192: [1.5]} for name in mixers.MIXERS}
     passes["attention"] = {1024: [1.0], 4096: [1.0], 8192: [1.0]}
