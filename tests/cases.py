@@ -1,5 +1,5 @@
-"""The models that pass through the contracts: every family of recipes, variants that take other paths, and
-architectures of tests/models, which prove the places that no recipe uses yet."""
+"""The models that pass through the contracts: every family of recipes, variants that take other paths, and what no
+recipe is yet."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
