@@ -21,9 +21,11 @@ from sublayer.text import Tokenizer, load_tokenizer
 from sublayer.train import train
 from sublayer.train.actions import BehaviourCloning, told
 from sublayer.train.config import run_of
+from sublayer.train.episodes import EpisodeFeed
 from sublayer.train.optim import AdamW
 from sublayer.train.schedule import Schedule
 from sublayer.train.update import update
+from sublayer.train.view import Quiet
 
 TINY: dict[str, Any] = {"dim": 32, "layers": 1, "heads": 2, "kv_heads": 2, "hidden": 48}
 
@@ -142,6 +144,28 @@ def few(tmp_path: Path) -> dict[str, Any]:
 def test_series_are_episodes_without_images(tmp_path: Path, few: dict[str, Any]) -> None:
     result = clone(tmp_path, objective={"kind": "behaviour_cloning", "bins": 8, "steps": 3}, **few)
     assert result.score.tokens % 3 == 0
+
+
+def test_a_batch_depends_on_seed_and_step_alone(tmp_path: Path, few: dict[str, Any]) -> None:
+    """Whatever came before; and ranks share it."""
+
+    def feed(seed: int) -> EpisodeFeed:
+        table = few | {"out": str(tmp_path / f"out{seed}"), "seed": seed, "objective": "behaviour_cloning"}
+        made = EpisodeFeed(run_of(table | {"tokenizer": {"kind": "bytes"}}), tmp_path / f"out{seed}", Quiet())
+        made.open()
+        return made
+
+    first, again, other = feed(0), feed(0), feed(1)
+    batches = [first.at(step) for step in range(4)]
+    batch, where = again.at(3)
+    assert torch.equal(batch.inputs, batches[3][0].inputs)
+    assert where == batches[3][1]
+    assert [where for _, where in batches] != [other.at(step)[1] for step in range(4)]
+    shared = [first.at(3, rank, 2) for rank in range(2)]
+    assert torch.equal(torch.cat([part.inputs for part, _ in shared]), batch.inputs)
+    assert [place for _, places in shared for place in places] == where
+    held = {str(episode.path) for episode in first.kept}
+    assert not held & {place.partition(",")[0] for _, places in batches for place in places}
 
 
 def test_faults_of_a_run_are_named(tmp_path: Path, few: dict[str, Any]) -> None:
