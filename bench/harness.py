@@ -3,6 +3,7 @@
 A bench is a file of this folder with `main(options)`, which measures, and ends with `report(name, rows)`.
 """
 
+import ctypes
 import gc
 import importlib
 import inspect
@@ -115,7 +116,8 @@ def peak_memory(target: str, *arguments: Any) -> int:
 def peaks(target: str, *arguments: Any) -> list[int]:
     """The same of several runs in one process: function(*arguments) is a generator that prepares and yields them.
 
-    There glibc maps every block from 64 KiB on by itself, and gives it back when it is freed: none weighs on the next.
+    There glibc maps every block from 64 KiB on by itself, and gives it back when it is freed;
+    what else is free goes back before each run (malloc_trim), so that none weighs on the next.
     """
     command = [sys.executable, "-m", "bench.harness", target, json.dumps(arguments)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
@@ -165,6 +167,7 @@ def _measure(target: str, arguments: list[Any]) -> list[int]:
 
 def _peak(run: Callable[[], object]) -> int:
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark, proc(5)
     before = _resident()
     run()
