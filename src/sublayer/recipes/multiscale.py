@@ -8,9 +8,9 @@ first token; at place 0 the local trunk reads a trained vector, for the token th
 
 It stands beside bytes and BPE in a plain decoder; `sublayer train` trains each of them from its own `run.toml`:
 
-    tokenizer.kind = "bytes"    model.family = "multiscale"   the bytes of a patch at once
-    tokenizer.kind = "bytes"    model.family = "llama"        every byte a step of the whole model
-    tokenizer.kind = "bpe"      model.family = "llama"        a byte-pair token a step, of learned length
+    tokenizer.kind = "bytes"    model.recipe = "multiscale"   the bytes of a patch at once
+    tokenizer.kind = "bytes"    model.recipe = "llama"        every byte a step of the whole model
+    tokenizer.kind = "bpe"      model.recipe = "llama"        a byte-pair token a step, of learned length
 
 >>> multiscale(1024, 24, 16, global_dim=2048, global_layers=24, global_heads=32).parameters()
 1513605120
