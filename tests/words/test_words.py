@@ -162,8 +162,9 @@ def test_a_stopped_training_goes_on_to_the_same_vectors(method: str, tmp_path: P
     with pytest.raises(KeyboardInterrupt):
         fit(made(method, corpus), 3, tmp_path, stop)
     assert [path.name for path in tmp_path.iterdir()] == [UNFINISHED]
-    with pytest.raises(UsageError, match="other text or settings"):
-        fit(made(method, corpus, seed=5), 3, tmp_path)
+    for other in (made(method, corpus, seed=5), made(method, Corpus.read(text(200, seed=3)))):
+        with pytest.raises(UsageError, match="other text or settings"):
+            fit(other, 3, tmp_path)
     epochs = list[int]()
     vectors = fit(made(method, corpus), 3, tmp_path, lambda epoch, loss: epochs.append(epoch))
     assert epochs == [3]
@@ -182,6 +183,13 @@ def test_noise_follows_counts_to_three_quarters_and_frequent_words_are_passed_ov
     model = SkipGram(corpus, sample=0.04)
     np.testing.assert_allclose(np.diff(model.noise, prepend=0), np.array([27, 8, 1]) / 36)
     np.testing.assert_allclose(model.keep, np.minimum(1, np.sqrt(0.04 / (corpus.counts / 98))))
+
+
+def test_a_negative_that_is_the_context_itself_is_passed_over() -> None:
+    model = SkipGram(Corpus.read(["a b c"], least=1), 4)
+    loss = model.step(torch.tensor([0]), torch.tensor([[1, 1, 2]]))  # contexts begin at 0, so every score is 0
+    assert loss == pytest.approx(2 * math.log(2))
+    assert torch.equal(model.tensors["context"][1], -model.tensors["context"][2])
 
 
 def vectors() -> Vectors:
