@@ -90,6 +90,28 @@ def test_every_key_is_used_irrelevant_or_refused() -> None:
     values.done("b")
 
 
+def test_what_older_versions_wrote_of_every_model_is_read() -> None:
+    """XLM-R's file has output_past; files within a file, and those written whole, have the others."""
+    kept = {"is_encoder_decoder": False, "is_decoder": False, "add_cross_attention": False, "output_past": True}
+    Config({"model_type": "toy", **kept}).done()
+    with pytest.raises(SpecError, match="toy: add_cross_attention=True is not modelled"):
+        Config({"model_type": "toy", **kept, "add_cross_attention": True}).done()
+
+
+def test_a_null_is_told_from_a_key_that_is_missing() -> None:
+    with pytest.raises(SpecError, match="toy: config.json has no 'depth' but null"):
+        Config({"model_type": "toy", "depth": None})("depth")
+
+
+def test_published_files_say_what_changes_nothing() -> None:
+    """Qwen2.5's base models, and Mamba-Codestral, whose code gates before the norm whatever the file says."""
+    qwen = config("Qwen2")
+    assert from_hf(qwen | {"use_mrope": False})[0] == from_hf(qwen)[0]
+    with pytest.raises(SpecError, match="use_mrope=True is not modelled"):
+        from_hf(qwen | {"use_mrope": True})
+    assert from_hf(mamba2() | {"norm_before_gate": True})[0] == from_hf(mamba2())[0]
+
+
 def test_a_long_value_is_shortened() -> None:
     with pytest.raises(SpecError) as caught:
         Config({"quantization_config": {"layers": list(range(10_000))}}).done()

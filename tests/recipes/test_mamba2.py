@@ -110,7 +110,6 @@ def test_specs_and_config_files_are_inverses(changes: dict) -> None:
         ("head_dim", 0),
         ("expand", "two"),
         ("time_step_limit", [0.0, 0.1]),
-        ("norm_before_gate", True),
         ("use_bias", "no"),
     ],
 )

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ import sublayer
 from sublayer.data.alignments import Crop, Crops, gathered, parted, read_alignments
 from sublayer.data.batches import Rows
 from sublayer.data.examples import ExampleBatches, Examples, bundles
+from sublayer.data.readers import records
 from sublayer.errors import InputError, SpecError, UsageError
 from sublayer.recipes import llama
 from sublayer.recipes.evoformer import GAP, MASKED, TINY, evoformer
@@ -27,7 +28,7 @@ from sublayer.train import train
 from sublayer.train.batch import Batch
 from sublayer.train.config import run_of
 from sublayer.train.examples import Contrastive, Tagging, TextToText, contrast
-from sublayer.train.feeds import AlignmentFeed
+from sublayer.train.feeds import AlignmentFeed, ExampleFeed
 from sublayer.train.language import END, MASK, SENTINELS, Masked, SpanCorruption, Words, corrupt_spans
 from sublayer.train.protein import MaskedAlignment, distance_loss
 from sublayer.train.run import Result
@@ -329,6 +330,110 @@ def test_classes_of_texts_are_learned_and_named(tmp_path: Path) -> None:
     assert result.score.accuracy > 0.95
     assert json.loads((result.folder / "labels.json").read_text()) == ["no", "yes"]
     assert "accuracy" in json.loads((tmp_path / "out" / "result.json").read_text())
+
+
+def labelled(tmp_path: Path, names: Sequence[str], count: int = 60) -> str:
+    records = [{"text": f"text {i}", "label": names[i % len(names)]} for i in range(count)]
+    return lines(tmp_path / "d.jsonl", records)
+
+
+CLASSES: dict[str, Any] = {
+    "objective": "classification",
+    "model": {"recipe": "bert", "dim": 16, "layers": 1, "heads": 2, "hidden": 16, "context": 32},
+    "tokenizer": {"kind": "bytes"},
+    "train": {"steps": 2, "batch": 4},
+}
+
+
+def test_labels_are_read_anew_until_there_is_a_checkpoint(tmp_path: Path) -> None:
+    """A first attempt with another field, or with data that was mended since, leaves no names behind."""
+    data = {"paths": labelled(tmp_path, ("no", "yes")), "length": 16, "held": 0.2}
+    with pytest.raises(InputError, match="are longer than"):
+        carry_out(tmp_path, **CLASSES, data=data | {"target": "text", "length": 2})
+    result = carry_out(tmp_path, **CLASSES, data=data | {"target": "label"})
+    assert json.loads((result.folder / "labels.json").read_text()) == ["no", "yes"]
+
+
+def test_examples_are_encoded_anew_where_the_labels_count_otherwise(tmp_path: Path) -> None:
+    """A class that comes first in another source moves the numbers of all."""
+    run = run_of(TINY_RUN | CLASSES | {"out": str(tmp_path / "out"), "data": {"paths": labelled(tmp_path, ("b", "c"))}})
+    run = run.replace(data=run.data.replace(target="label", length=16))
+    ExampleFeed(run, tmp_path / "out", Quiet()).open()
+    (tmp_path / "out" / "labels.json").write_text('["a", "b", "c"]')
+    feed = ExampleFeed(run, tmp_path / "out", Quiet())
+    feed.open()
+    assert {int(label) for step in range(6) for label in feed.at(step)[0].labels} == {1, 2}
+
+
+@pytest.mark.parametrize(("policy", "kept"), [("replace", 3), ("skip", 1)])
+def test_bytes_of_examples_that_are_no_text(tmp_path: Path, policy: Literal["replace", "skip"], kept: int) -> None:
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(b'{"a": "x\xff", "b": 1}\n{"a": "good", "b": 2}\n{"a": "\\ud800y", "b": 3}\n')
+    with pytest.raises(InputError, match="0xFF"):
+        list(records(path, ("a", "b")))
+    found = [record.values for record in records(path, ("a", "b"), bad_bytes=policy)]
+    assert len(found) == kept
+    assert ("good", 2) in found
+    assert policy == "skip" or found[0] == ("x\ufffd", 1)
+
+
+def test_every_rank_has_an_example_of_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here each text fills a batch alone."""
+    monkeypatch.setattr("sublayer.train.feeds.world", lambda: 2)
+    data = {"paths": labelled(tmp_path, ("b", "c")), "target": "label", "length": 8}
+    run = run_of(TINY_RUN | CLASSES | {"out": str(tmp_path / "out"), "data": data, "train": {"steps": 1, "batch": 1}})
+    feed = ExampleFeed(run, tmp_path / "out", Quiet())
+    feed.open()
+    assert all(feed.at(step, rank, 2)[0].rows for step in range(8) for rank in range(2))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change"),
+    [
+        ({"recipe": "linear_transformer", "heads": 2, "hidden": 16}, "decoder.blocks.*.attn.op.causal=false"),
+        ({"recipe": "convolution"}, "decoder.blocks.*.mixer.op.causal=false"),
+        ({"recipe": "rnn"}, "decoder.blocks.*.mixer.op.direction=backward"),
+    ],
+)
+def test_no_op_sees_the_next_token_that_it_is_to_tell(tmp_path: Path, recipe: dict[str, Any], change: str) -> None:
+    (tmp_path / "a.txt").write_text("text " * 100)
+    with pytest.raises(UsageError, match="sees what it is to predict"):
+        carry_out(
+            tmp_path,
+            model={**recipe, "dim": 16, "layers": 1, "change": change},
+            tokenizer={"kind": "bytes"},
+            data={"paths": str(tmp_path / "a.txt")},
+            train={"steps": 1},
+        )
+
+
+def idx_files(folder: Path, split: str, labels: np.ndarray, size: int = 8) -> None:
+    """Grey images of noise in IDX files."""
+    pixels = np.random.default_rng(0).integers(0, 255, (len(labels), size, size)).astype(np.uint8)
+    head = bytes([0, 0, 8, 3]) + b"".join(n.to_bytes(4, "big") for n in pixels.shape)
+    (folder / f"{split}-images-idx3-ubyte").write_bytes(head + pixels.tobytes())
+    head = bytes([0, 0, 8, 1]) + len(labels).to_bytes(4, "big")
+    (folder / f"{split}-labels-idx1-ubyte").write_bytes(head + labels.astype(np.uint8).tobytes())
+
+
+def test_a_broken_test_split_is_told_and_not_replaced(tmp_path: Path) -> None:
+    """It has a class that training has not: to hold out training images instead would hide that."""
+    idx_files(tmp_path, "train", np.arange(40) % 3)
+    idx_files(tmp_path, "t10k", np.arange(10) % 5)
+    model = {"recipe": "vit", "dim": 16, "layers": 1, "heads": 2, "patch": 4}
+    with pytest.raises(InputError, match="label 4 of 3 classes"):
+        carry_out(
+            tmp_path, objective="image_classification", model=model, data={"paths": str(tmp_path)}, train={"steps": 1}
+        )
+
+
+@pytest.mark.parametrize("classes", [2, 7])
+def test_a_model_that_is_told_classes_is_told_those_there_are(tmp_path: Path, classes: int) -> None:
+    """The number after the last stands for none."""
+    idx_files(tmp_path, "train", np.arange(40) % 3)
+    model = {"recipe": "dit", "dim": 16, "layers": 1, "heads": 2, "patch": 4, "learn_sigma": False, "classes": classes}
+    with pytest.raises(UsageError, match=f"the labels are 3, and the model is told {classes}"):
+        carry_out(tmp_path, objective="diffusion", model=model, data={"paths": str(tmp_path)}, train={"steps": 1})
 
 
 def test_images_are_told_apart(tmp_path: Path) -> None:

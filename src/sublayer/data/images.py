@@ -34,6 +34,10 @@ CHUNK = 2**20
 Split = Literal["train", "test"]
 
 
+class NoSplit(InputError):
+    """A folder that has no images for a split: neither good ones nor broken ones."""
+
+
 @dataclass(frozen=True)
 class Images:
     """N images of one size with their labels. Pixels are read when they are asked for."""
@@ -80,7 +84,8 @@ def images(
     of a folder are made to have; IDX files have their own. classes: the names that the labels count, such as those of
     the training split; None: the folders there are.
 
-    Raises InputError naming the file for what is missing or broken, UsageError for a folder without a size.
+    Raises NoSplit for a folder without that split, InputError naming the file for what is missing or broken, UsageError
+    for a folder without a size.
     """
     folder = Path(path)
     if split not in SPLITS:
@@ -93,7 +98,7 @@ def images(
             if size is None:
                 raise UsageError(f"{folder / name}: say with size= how many pixels high and wide its images become")
             return image_folder(folder / name, size, channels, classes)
-    raise InputError(
+    raise NoSplit(
         f"{folder}: no {split} images: neither {SPLITS[split][0]}-images-idx3-ubyte and its labels, nor a folder "
         f"{' or '.join(SPLITS[split])} with a folder for each class"
     )

@@ -136,17 +136,18 @@ def records(
     paths: Name | Iterable[Name],
     fields: Sequence[str],
     *,
+    bad_bytes: BadBytes = "error",
     without: Name | Iterable[Name] = (),
     seen: Seen | None = None,
 ) -> Iterator[Record]:
     """The values of some fields of each JSON line and Parquet row, in order, whatever their types.
 
-    Paths and packing are as in `documents`; a line in which one of the fields is null is passed over.
+    Paths, packing and bad_bytes are as in `documents`; a line in which one of the fields is null is passed over.
     Raises InputError for files of other kinds, a missing field, bytes that are not UTF-8, and damage, with the place.
     """
     seen = Seen() if seen is None else seen
     for place in _places(paths, without):
-        for document in _Records(place, fields, seen).documents():
+        for document in _Records(place, fields, bad_bytes, seen).documents():
             yield Record(tuple(json.loads(document.text)), document.source)
 
 
@@ -346,9 +347,12 @@ class _Reader:
             return ""
         if not isinstance(value, str):
             raise InputError(f"{place}: field {field!r} is not a string but of type {type(value).__name__}")
-        if "\\u" not in line or not any("\ud800" <= c <= "\udfff" for c in value):
+        return self.text_of(value, field, place) if "\\u" in line else value
+
+    def text_of(self, value: str, field: str, place: str) -> str:
+        """The value, with BAD for what no encoding of text can express: half of a surrogate pair, from an escape."""
+        if not any("\ud800" <= c <= "\udfff" for c in value):
             return value
-        # An escape has written half of a surrogate pair, which no encoding of text can express.
         if self.bad_bytes == "error":
             raise InputError(f"{place}: field {field!r} holds a lone surrogate, which is no text")
         return "".join(BAD if "\ud800" <= c <= "\udfff" else c for c in value)
@@ -414,8 +418,8 @@ class _Reader:
 class _Records(_Reader):
     """Reads several fields at once: its documents are JSON lists of their values, "" where one is null."""
 
-    def __init__(self, place: _Place, fields: Sequence[str], seen: Seen) -> None:
-        super().__init__(place, fields[0], "error", seen)
+    def __init__(self, place: _Place, fields: Sequence[str], bad_bytes: BadBytes, seen: Seen) -> None:
+        super().__init__(place, fields[0], bad_bytes, seen)
         self.fields = fields
 
     def texts(self, path: Path, raw: IO[bytes], source: str) -> Iterator[_Text]:
@@ -427,7 +431,7 @@ class _Records(_Reader):
     def value(self, line: str, field: str, place: str) -> str:
         data = _parsed(line, place)
         values = [_member(data, name, place) for name in self.fields]
-        return "" if None in values else json.dumps(values)
+        return "" if None in values else self.text_of(json.dumps(values, ensure_ascii=False), field, place)
 
     def parquet(self, file: IO[bytes], source: str, field: str) -> Iterator[_Text]:
         import pyarrow as pa

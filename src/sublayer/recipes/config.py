@@ -23,7 +23,7 @@ _IRRELEVANT = (
     "num_beam_groups diversity_penalty early_stopping max_length min_length bad_words_ids forced_bos_token_id "
     "forced_eos_token_id suppress_tokens begin_suppress_tokens remove_invalid_values num_return_sequences "
     "encoder_no_repeat_ngram_size exponential_decay_length_penalty tokenizer_class chunk_size_feed_forward "
-    "torchscript tf_legacy_loss use_bfloat16 gradient_checkpointing attn_implementation "
+    "output_past torchscript tf_legacy_loss use_bfloat16 gradient_checkpointing attn_implementation "
     "_attn_implementation _attn_implementation_autoset pretraining_tp"
 )
 IRRELEVANT = frozenset(_IRRELEVANT.split())
@@ -46,7 +46,8 @@ class Config:
         if value is not None:
             return value
         if not default:
-            raise SpecError(f"{self.kind}: config.json has no {key!r}{nearest(key, self.values)}")
+            absent = " but null" if key in self.values else nearest(key, self.values)
+            raise SpecError(f"{self.kind}: config.json has no {key!r}{absent}")
         return default[0]
 
     def given(self, key: str, default: Any) -> Any:
@@ -115,6 +116,9 @@ class Config:
     def done(self, *irrelevant: str) -> None:
         """Refuses every key that nobody asked for and that may matter."""
         self.fix("pruned_heads", {})
+        for key in ("is_encoder_decoder", "is_decoder", "add_cross_attention", "tie_encoder_decoder"):
+            if key not in self.used | set(irrelevant):
+                self.fix(key, False)
         for key in sorted(self.values.keys() - self.used - IRRELEVANT - set(irrelevant)):
             value = self.values[key]
             raise SpecError(f"{self.kind}: config.json sets {key}={_short(value)}, which this recipe does not model")

@@ -157,7 +157,7 @@ def from_hf(values: Mapping[str, Any]) -> Model:
         tied=config("tie_word_embeddings", False),
     )
     config.done("output_router_logits", "use_mamba_kernels", "use_mambapy", "use_associative_scan",
-                "max_position_embeddings", "num_logits_to_keep", "calc_logits_for_entire_prompt")  # fmt: skip
+                "max_position_embeddings", "n_ctx", "num_logits_to_keep", "calc_logits_for_entire_prompt")  # fmt: skip
     return model
 
 

@@ -174,6 +174,7 @@ def mistral_from_hf(values: Mapping[str, Any]) -> Model:
 def qwen2_from_hf(values: Mapping[str, Any]) -> Model:
     """The spec of a Qwen2ForCausalLM's config.json. Raises SpecError for what is not modelled."""
     config = Config(values)
+    config.fix("use_mrope", False)  # Qwen2.5's
     return _read(config, 32, qkv_bias=True, window=_windows(config))
 
 

@@ -122,9 +122,9 @@ def from_hf(values: Mapping[str, Any]) -> Model:
         eps=config("layer_norm_epsilon", 1e-5),
         tied=config("tie_word_embeddings", False),
     )
-    config.fix("norm_before_gate", False)
     config.fix("rms_norm", True)
-    config.done("chunk_size", "time_step_rank", *HARMLESS)
+    # norm_before_gate: Mamba-Codestral's file says true, but their code gates first whatever it says.
+    config.done("chunk_size", "time_step_rank", "norm_before_gate", *HARMLESS)
     return model
 
 

@@ -22,7 +22,7 @@ import torch
 from ..data.alignments import AlignmentBatches, Crop, alignments, gathered, held_crops, parted
 from ..data.batches import Batches, windows
 from ..data.examples import Example, ExampleBatches, Examples, bundles
-from ..data.images import ImageBatches, Images, images, whole
+from ..data.images import ImageBatches, Images, NoSplit, images, whole
 from ..data.readers import Seen, documents, measure, records
 from ..data.shards import Progress, prepare
 from ..data.tokens import Tokens, fingerprint
@@ -37,6 +37,7 @@ from .examples import OnExamples
 from .language import Masked, NextToken, SpanCorruption, Words
 from .loss import IGNORED
 from .prepare import tokenizer_of
+from .process import world
 from .protein import MaskedAlignment
 from .view import View
 from .vision import OnImages
@@ -203,7 +204,7 @@ class ExampleFeed:
         data = self.run.data
         sides = [self._examples(source) for source in data.all_sources()]
         weighted = [(train, source.weight) for (train, _), source in zip(sides, data.all_sources(), strict=True)]
-        self.batches = ExampleBatches(weighted, self.budget, self.run.seed, least=1)
+        self.batches = ExampleBatches(weighted, self.budget, self.run.seed, least=world())  # each rank has an example
         self.kept = [held for _, held in sides if held is not None]
         if data.judge:
             self.kept = [self._read("judge", data.judge, data.all_sources()[0], lambda text: True)]
@@ -240,7 +241,8 @@ class ExampleFeed:
         """The two values of each record and where it came from, with progress by bytes read."""
         paths, seen = paths or source.paths, Seen()
         total = measure(paths, without=self.out).bytes
-        for i, record in enumerate(records(paths, (source.field, source.target), without=self.out, seen=seen)):
+        options: dict[str, Any] = {"bad_bytes": self.run.data.bad_bytes, "without": self.out, "seen": seen}
+        for i, record in enumerate(records(paths, (source.field, source.target), **options)):
             yield list(record.values), record.source
             if i % 100 == 0:
                 self.view.progress(label, min(seen.bytes, total - 1), total)
@@ -288,7 +290,9 @@ class ExampleFeed:
         """Examples from the run's folder, encoded first where they are not there, or not from the same files."""
         path = self.out / "data" / f"{name.strip('/')}.safetensors"
         going_on = checkpoint.saved(self.out / "checkpoints")
-        options = [self.objective.to_json(), source.to_json(), self.length, self.run.data.held]
+        labels = blake2b(json.dumps(self.labels).encode()).hexdigest()  # an example keeps its label's number
+        data = self.run.data
+        options = [self.objective.to_json(), source.to_json(), self.length, data.held, data.bad_bytes, labels]
         if path.exists() and going_on:
             return Examples.load(path)
         stamp = json.dumps([fingerprint(self.tokenizer), *options, measure(paths, without=self.out).stamp])
@@ -348,7 +352,7 @@ class ImageFeed:
         self.images = images(source.paths, "train", **options)
         try:
             self.kept = images(judged[0] if judged else source.paths, "test", classes=self.images.classes, **options)
-        except InputError:
+        except NoSplit:
             if data.judge:
                 raise
             self.images, self.kept = _parted(self.images, data.held)

@@ -55,7 +55,7 @@ class Objective(Spec):
 
 def refuse_sighted(objective: Objective, model: Model) -> None:
     """Raises UsageError where a position could see what it is to predict."""
-    sighted = next((at for at, part in parts(model) if isinstance(part, Attention) and not part.causal), None)
+    sighted = next((at for at, part in parts(model) if _sees_ahead(part)), None)
     if sighted is not None:
         raise UsageError(f"objective: {objective.kind}, but {sighted} sees what it is to predict: not causal")
 
@@ -65,6 +65,10 @@ def refuse_causal(objective: Objective, model: Model) -> None:
     blind = next((at for at, part in parts(model) if _sees_one_side(part)), None)
     if blind is not None:
         raise UsageError(f"objective: {objective.kind}, but {blind} is causal: it sees one side only")
+
+
+def _sees_ahead(part: Spec) -> bool:
+    return getattr(part, "causal", True) is False or getattr(part, "direction", "forward") != "forward"
 
 
 def _sees_one_side(part: Spec) -> bool:

@@ -57,6 +57,8 @@ def settle(run: Run, out: Path, view: View, *, restart: bool) -> None:
                 f"out: {out} holds another run, with {bound} = {before.get(bound)} and not {now.get(bound)}; "
                 "choose another out, or --restart, which moves that run aside"
             )
+        if not checkpoint.saved(out / "checkpoints"):  # the data may have changed as well
+            (out / "labels.json").unlink(missing_ok=True)
         for key in changed:
             view.note(f"{key} is {now.get(key)} now: the run goes on, but no longer as it was to the last bit")
     with replacing(path) as beside:
@@ -117,6 +119,9 @@ def spec_of(run: Run, tokenizer: Tokenizer | None, sizes: Mapping[str, Any]) -> 
         raise UsageError(
             f"model: the labels are {classes}, and its head has {getattr(spec.head, 'classes', 0)} classes"
         )
+    told = getattr(spec.embedding, "classes", classes)
+    if classes and told != classes:
+        raise UsageError(f"model.classes: the labels are {classes}, and the model is told {told}: leave it out")
     if run.model.start is not None and run.tokenizer.path is not None and tokenizer is not None:
         own = Path(run.model.start) / "tokenizer.json"
         if own.exists() and fingerprint(load_tokenizer(own.parent)) != fingerprint(tokenizer):
