@@ -180,6 +180,7 @@ PUBLISHED = {
     # of our own making, and by arithmetic: Llama 2 7B, 256 more ids twice, and an image of 256 patches
     "actions-small": (5_443_072, 6 * KIB),
     "actions-7b": (6_743_973_888, 512 * KIB),
+    "megabyte-1.3b-350m": (1_513_605_120, 311_304),  # by arithmetic: the paper names the trunks' sizes alone
     "mixture-small": (4_874_752, 6 * KIB),  # of our own making
     # The paper says 7B for 128 experts at the base size, and 26B at the large one.
     "switch-base-8": (619_339_008, 36 * KIB),

@@ -1,5 +1,7 @@
 from itertools import product
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -180,7 +182,7 @@ def test_every_decoder_can_be_searched(name) -> None:
     log-probability."""
     case = CASES[name]
     model, source = rough(case), case.documents(case, [1], 3)[0].source
-    sources = None if source is None else [source if source.is_floating_point() else source.tolist()]
+    sources: Any = None if source is None else [source if source.is_floating_point() else source.tolist()]
     (row,) = generate(model, [PROMPT], sources=sources, beams=3, max_tokens=5, logprobs=0)
     assert len({beam.ids for beam in row.beams}) == 3
     for beam in row.beams:

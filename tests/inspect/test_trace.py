@@ -57,6 +57,7 @@ def test_weights_are_the_softmax_of_the_products_of_queries_and_keys(name: str) 
     for handle in handles:
         handle.remove()
     for at, op in layers(model).items():
+        assert op.k is not None
         q, k = (part(inputs[at]).detach().unflatten(-1, (-1, op.head_size)) for part in (op.q, op.k))
         if op.rope is not None:
             q, k = turned(q, 100.0), turned(k, 100.0)
@@ -106,6 +107,7 @@ def test_the_weights_shown_are_those_that_the_output_was_made_of() -> None:
     def doubled(module: nn.Module, given: tuple[Tensor, ...], values: Tensor) -> Tensor:
         return 2 * values
 
+    assert first.v is not None
     handle = first.v.register_forward_hook(doubled)
     after = attention(model, IDS)
     handle.remove()

@@ -54,6 +54,8 @@ def written(built: ModelOp, ids: Tensor) -> Tensor:
     beta = (x @ rule.beta.weight.T).sigmoid()
     alpha = (-rule.log_rate.exp() * F.softplus(x @ rule.decay.weight.T + rule.rate_bias)).exp()
     rows = []
+    weight = rule.norm.weight
+    assert weight is not None
     memories = [torch.zeros(6, 5, dtype=torch.float64)] * spec.value_heads
     for t in range(len(ids)):
         answers = []
@@ -62,7 +64,7 @@ def written(built: ModelOp, ids: Tensor) -> Tensor:
             erase = torch.eye(6, dtype=torch.float64) - beta[t, n] * key @ key.T
             memories[n] = alpha[t, n] * erase @ memories[n] + beta[t, n] * key * v[t, n]
             y = query @ memories[n] / 6**0.5
-            answers.append(y / (y.square().mean() + spec.eps).sqrt() * rule.norm.weight * gate[t, n])
+            answers.append(y / (y.square().mean() + spec.eps).sqrt() * weight * gate[t, n])
         rows.append(torch.cat(answers))
     return torch.stack(rows) @ rule.out.weight.T
 

@@ -135,10 +135,9 @@ def gated_delta(
     q, k: [B, N, L, H]; v: [B, N, L, P]; fade (g ≤ 0), beta: [B, N, L]; all 0 at padding but q. memory: what earlier
     calls left. Memories begin at 0 where `step` says that documents start.
     """
-    if memory is None:
-        memory = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3])
+    left = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[3]) if memory is None else memory
     if q.shape[2] == 1:
-        return _one(q, k, v, fade, beta, memory)
+        return _one(q, k, v, fade, beta, left)
     length = q.shape[2]
     chunks = Chunks.of(step, length, CHUNK, q.device)
     q, k, v, fade, beta = (chunks.cut(x) for x in (q, k, v, fade, beta))
@@ -159,12 +158,12 @@ def gated_delta(
     writes: list[Tensor] = []
     # Unbound, for the gradient of each x[:, :, i] would be as large as x: n² work in all.
     for write, take, keep, leave in zip(*(x.unbind(2) for x in (written, taken, kept, leaving)), strict=True):
-        before.append(memory)
-        writes.append(write - take @ memory)
-        memory = keep * memory + leave @ writes[-1]
+        before.append(left)
+        writes.append(write - take @ left)
+        left = keep * left + leave @ writes[-1]
     y = only(q * since, chunks.carried) @ torch.stack(before, 2)
     y = y + (q @ k.transpose(-1, -2) * decay) @ torch.stack(writes, 2)
-    return y.flatten(2, 3)[:, :, :length], memory
+    return y.flatten(2, 3)[:, :, :length], left
 
 
 def _one(q: Tensor, k: Tensor, v: Tensor, fade: Tensor, beta: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:

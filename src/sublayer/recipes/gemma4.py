@@ -50,8 +50,8 @@ class LayeredEmbed(Embed):
     """How many layers read one."""
     size: int = 256
     """Its width."""
-    rows: int = 0
-    """V of the second table."""
+    rows: int | None = None
+    """V of the second table; None: as the first."""
     eps: float = 1e-6
     """Of the norm."""
 
@@ -65,7 +65,7 @@ class LayeredEmbedOp(EmbedOp):
     def __init__(self, spec: LayeredEmbed, dim: int, context: Context) -> None:
         super().__init__(spec, dim, context)
         width = spec.layers * spec.size
-        self.table = Embed(spec.rows, scale=spec.size**0.5).build(width, Context())
+        self.table = Embed(spec.rows or spec.vocab, scale=spec.size**0.5).build(width, Context())
         self.project = Projection(dim, width, bias=False)
         self.layer_norm = RMSNorm(spec.eps).build(spec.size, context)
         self.layers, self.scale = spec.layers, dim**-0.5
@@ -183,7 +183,9 @@ def gemma4(
 
     embed = Embed(vocab, scale=dim**0.5)
     if layer_size is not None:
-        embed = LayeredEmbed(vocab, dim**0.5, layers=layers, size=layer_size, rows=layer_vocab or vocab, eps=eps)
+        embed = LayeredEmbed(
+            vocab, dim**0.5, layers=layers, size=layer_size, rows=None if layer_vocab == vocab else layer_vocab, eps=eps
+        )
     trunk = Trunk(embed, tuple(map(block, range(layers))), norm)
     return Model(dim, decoder=trunk, head=Head(softcap=logit_cap), tied=tied, init=Init(0.02))
 
@@ -346,7 +348,7 @@ def to_hf(model: Model) -> dict[str, Any]:
         "intermediate_size": ffn.hidden,
         "vocab_size": embed.vocab,
         "hidden_size_per_layer_input": embed.size if layered else 0,
-        "vocab_size_per_layer_input": embed.rows if layered else embed.vocab,
+        "vocab_size_per_layer_input": (layered and embed.rows) or embed.vocab,
         "layer_types": ["sliding_attention" if one.window else "full_attention" for one in attentions],
         "sliding_window": local.window or 512,
         "num_kv_shared_layers": sum(one.reads is not None for one in attentions),
