@@ -31,7 +31,7 @@ def tfidf_classify(texts: Sequence[str], labels: Sequence[str], unknown: Sequenc
     if len(texts) != len(labels) or len(set(labels)) < 2:
         raise UsageError(f"{len(texts)} texts, {len(labels)} labels of {len(set(labels))} kinds: one a text, two kinds")
     vectorizer = _vectorizer()
-    from sklearn.linear_model import LogisticRegression  # pyright: ignore[reportMissingImports]
+    from sklearn.linear_model import LogisticRegression
 
     model: Any = LogisticRegression(C=10.0, max_iter=1000).fit(_fitted(vectorizer, texts), list(labels))
     return [str(label) for label in model.predict(vectorizer.transform(unknown))]
@@ -39,10 +39,11 @@ def tfidf_classify(texts: Sequence[str], labels: Sequence[str], unknown: Sequenc
 
 def _vectorizer() -> Any:
     try:
-        from sklearn.feature_extraction.text import TfidfVectorizer  # pyright: ignore[reportMissingImports]
+        from sklearn.feature_extraction.text import TfidfVectorizer
     except ImportError:
         raise UsageError("TF-IDF needs scikit-learn: pip install 'sublayer[baselines]'") from None
-    return TfidfVectorizer(analyzer=words_of, sublinear_tf=True)
+    made: Any = TfidfVectorizer
+    return made(analyzer=words_of, sublinear_tf=True)
 
 
 def _fitted(vectorizer: Any, texts: Sequence[str]) -> Any:
