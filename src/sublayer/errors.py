@@ -49,9 +49,10 @@ def _one_line(message: str) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """ " (did you mean 'x'?)", or a list of what is known; for the end of an error line."""
     known = sorted(known)
-    close = get_close_matches(name, known, n=1)
+    folded = {one.casefold(): one for one in known}
+    close = get_close_matches(name.casefold(), folded, n=1)
     if close:
-        return f" (did you mean {close[0]!r}?)"
+        return f" (did you mean {folded[close[0]]!r}?)"
     shown = ", ".join(known)
     if len(shown) > 250:  # one line stays readable
         shown = shown[:250].rpartition(", ")[0] + ", …"

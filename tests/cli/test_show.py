@@ -34,3 +34,19 @@ def test_a_window_shows_what_it_needs(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_family_lists_its_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gpt2 is a family; its sizes: gpt2-124m," in shown(capsys, "gpt2", code=2)
+
+
+def test_a_name_in_other_capitals_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean 'bert-base'?" in shown(capsys, "BERT-base", code=2)
+
+
+def test_a_model_that_decodes_nothing_has_no_state(capsys: pytest.CaptureFixture[str]) -> None:
+    said = shown(capsys, "bert-base")
+    assert said.endswith("state  none: it answers all at once\n")
+    assert "state, in 2-byte elements" in shown(capsys, "mamba-130m")
+
+
+def test_counts_stand_in_one_column(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [line for line in shown(capsys, "evoformer-48").splitlines() if line.startswith("  ") and line.endswith("%")]
+    assert len(rows) == 11
+    assert len({len(row) for row in rows}) == 1

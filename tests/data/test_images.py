@@ -188,7 +188,7 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         images(tmp_path)
     with pytest.raises(UsageError, match=r"split='tests' \(did you mean 'test'\?\)"):
         images(tmp_path, "tests")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(UsageError, match="say with size="):
+    with pytest.raises(UsageError, match="data.size .size=. is missing"):
         images(drawn(tmp_path))
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="empty: no images"):

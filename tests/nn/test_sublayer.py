@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -364,6 +364,8 @@ def test_an_encoders_output_is_the_decoders_memory() -> None:
     assert torch.equal(model(IDS, step), model(IDS, None, None, source))
     assert model(IDS, None, None, source).shape == (2, 4, 9)
     assert (model(IDS, None, None, source.flip(1)) - model(IDS, None, None, source)).abs().max() > 1e-6
+    with pytest.raises(InputError, match="the second argument is a Step, got a tensor; an encoder's input is source="):
+        cast(Any, model)(source, IDS)
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ from sublayer.train import train
 from sublayer.train.batch import Batch
 from sublayer.train.config import run_of
 from sublayer.train.examples import Contrastive, Tagging, TextToText, contrast
-from sublayer.train.feeds import AlignmentFeed, ExampleFeed
+from sublayer.train.feeds import AlignmentFeed, ExampleFeed, TextFeed
 from sublayer.train.language import END, MASK, SENTINELS, Masked, SpanCorruption, Words, corrupt_spans
 from sublayer.train.protein import MaskedAlignment, distance_loss
 from sublayer.train.run import Result
@@ -288,16 +288,19 @@ def test_a_masked_language_model_learns(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     for i in range(80):
         (tmp_path / "text" / f"{i}.txt").write_text("abcd"[i % 4] * (90 + i))
-    result = carry_out(
-        tmp_path,
-        objective="masked",
-        model={"recipe": "bert", "dim": 32, "layers": 1, "heads": 2, "hidden": 48, "context": 64},
-        tokenizer={"kind": "bytes"},
-        data={"paths": str(tmp_path / "text"), "length": 32},
-        train={"steps": 150, "batch": 8},
-    )
+    sections: dict[str, Any] = {
+        "objective": "masked",
+        "model": {"recipe": "bert", "dim": 32, "layers": 1, "heads": 2, "hidden": 48, "context": 64},
+        "tokenizer": {"kind": "bytes"},
+        "data": {"paths": str(tmp_path / "text"), "length": 32},
+        "train": {"steps": 150, "batch": 8},
+    }
+    result = carry_out(tmp_path, **sections)
     assert result.score.loss < 1.0
     assert result.score.bytes == 0
+    feed = TextFeed(run_of({"out": "x"} | sections), tmp_path, Quiet())
+    feed.open()
+    assert feed.bytes_per_token == 0  # a part of the tokens is no code of the text
     assert sublayer.load(result.folder).spec.head is not None
 
 

@@ -473,6 +473,14 @@ def test_a_change_that_moves_the_last_bits_is_said(texts: Path, tmp_path: Path) 
     assert "train.micro is 4 now: the run goes on, but no longer as it was to the last bit" in view.lines
 
 
+def test_what_changes_before_the_first_step_is_not_told(texts: Path, tmp_path: Path) -> None:
+    with pytest.raises(SublayerError, match="no_such_place"):
+        train(tiny(texts, tmp_path / "out", model={"change": ["no_such_place=1"]}))
+    view = noting()
+    train(tiny(texts, tmp_path / "out", train={"micro": 4}), view)
+    assert not [line for line in view.lines if "now:" in line]
+
+
 def test_a_termination_before_the_first_step_is_one_line(texts: Path, tmp_path: Path) -> None:
     class Ending(Acting):
         def note(self, line: str) -> None:

@@ -11,6 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from sublayer.train import view as module
+from sublayer.train.evaluate import Score
 from sublayer.train.metrics import Evaluated, Metrics, Sample
 from sublayer.train.view import Curve, Frame, Lines, Quiet, View, clock, harmless, live, operations, picture
 
@@ -409,3 +410,18 @@ def test_a_quiet_view_shows_nothing(capfd: pytest.CaptureFixture[str]) -> None:
         view.show(Sample(1, "text"))
         view.note("line")
     assert capfd.readouterr() == ("", "")
+
+
+def test_losses_are_told_in_the_objectives_words() -> None:
+    lines = Lines(paper())
+    lines.begin(10, unit="squared error", answer="value")
+    lines.show(step(1))
+    lines.show(Evaluated(1, 0.5, math.exp(0.5), math.nan))
+    lines.begin(10, answer="image")
+    lines.show(Evaluated(1, 0.5, math.exp(0.5), math.nan, 0.75))
+    first, *rows = printed(lines.console).splitlines()
+    assert "values/s" in first
+    assert rows == [
+        "step 1: held out 0.5000 squared error/value", "step 1: held out 0.5000 nats/image  accuracy 75.00%"
+    ]  # fmt: skip
+    assert Score(5.0, 10, 0).described("squared error", "value") == "0.5000 squared error a value, held out"

@@ -37,10 +37,12 @@ def command(
         return
     width = min(shutil.get_terminal_size().columns, 120)
     for name, family in families.items():
-        typer.echo(f"{name}: {(family.__doc__ or '').strip().splitlines()[0]}")
+        about = " ".join((family.__doc__ or "").strip().split("\n\n")[0].split())
+        typer.echo(textwrap.fill(f"{name}: {about}", width, subsequent_indent="  ", break_on_hyphens=False))
         for label, names in (("sizes", family.SIZES), ("reads", family.HF)):
             if names:
-                lines = textwrap.wrap(", ".join(names), width, initial_indent=f"  {label}  ", subsequent_indent=" " * 9)
-                typer.echo("\n".join(lines))
+                first, rest = f"  {label}  ", " " * 9
+                filled = textwrap.fill(", ".join(names), width - 9, break_on_hyphens=False)
+                typer.echo(first + filled.replace("\n", "\n" + rest))
         typer.echo("")
     typer.echo("sublayer show NAME prints one; --set PATH=VALUE changes it.")

@@ -48,10 +48,14 @@ def command(
     typer.echo(f"\nparameters  {sizes.parameters:,} ({readable(sizes.parameters)})")
     if active != sizes.parameters:
         typer.echo(f"active      {active:,} ({readable(active)}): what a token goes through")
+    wide = max(14, *(len(part) + 2 for part in sizes.parts))
     for part, count in sizes.parts.items():
-        typer.echo(f"  {part:<14}{count:>18,}  {count / sizes.parameters:6.1%}")
+        typer.echo(f"  {part:<{wide}}{count:>18,}  {count / sizes.parameters:6.1%}")
     for size in (2, 4):
         typer.echo(f"weights in {size}-byte elements  {readable_bytes(size * sizes.parameters)}")
+    if not (sizes.state_bytes_per_token or sizes.state_bytes_per_slot or sizes.state_bytes_per_memory):
+        typer.echo("\nstate  none: it answers all at once")
+        return
     typer.echo("\nstate, in 2-byte elements")
     typer.echo(f"  a token     {readable_bytes(sizes.state_bytes_per_token)}")
     if sizes.state_bytes_per_slot:

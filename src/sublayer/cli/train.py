@@ -34,9 +34,11 @@ def command(
         settled = read_run(PLAIN, [*_on_text(paths, typed), *typed])
     with live() as view:
         result = train(settled, view, restart=restart)
-    typer.echo(f"{result.folder}: {result.score.described()}")
+    typer.echo(f"{result.folder}: {result.score.described(settled.objective.unit, settled.objective.answer)}")
     if settled.objective.kind == "next_token":
         typer.echo(f"next: sublayer generate {result.folder} --prompt …, sublayer chat {result.folder}", err=True)
+    elif settled.objective.kind == "text_to_text":
+        typer.echo(f"next: sublayer translate {result.folder} --input FILE", err=True)
 
 
 def _on_text(paths: list[str], changes: list[str]) -> list[str]:

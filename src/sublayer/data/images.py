@@ -96,7 +96,9 @@ def images(
             return idx(pixels, labels, classes)
         if (folder / name).is_dir():
             if size is None:
-                raise UsageError(f"{folder / name}: say with size= how many pixels high and wide its images become")
+                raise UsageError(
+                    f"{folder / name}: data.size (size=) is missing: how many pixels high and wide its images become"
+                )
             return image_folder(folder / name, size, channels, classes)
     raise NoSplit(
         f"{folder}: no {split} images: neither {SPLITS[split][0]}-images-idx3-ubyte and its labels, nor a folder "

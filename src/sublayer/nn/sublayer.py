@@ -347,6 +347,8 @@ class ModelOp(nn.Module):
             raise InputError(f'output={output!r}: "logits" or "hidden"')
         if step is None:
             step = Step()
+        elif isinstance(step, Tensor):  # an easy mistake: model(source, ids)
+            raise InputError("the second argument is a Step, got a tensor; an encoder's input is source=…")
         if source is not None:
             _, step, extras = self._encode(source, step)
         trunk = self.decoder if self.decoder is not None else cast(TrunkOp, self.encoder)

@@ -48,11 +48,13 @@ class Score:
         """Bits of code a byte of text, which compares models whose tokens differ; the ends of documents count too."""
         return self.nats / math.log(2) / self.bytes if self.bytes else math.nan
 
-    def described(self) -> str:
-        """In words: what is known of it."""
+    def described(self, unit: str = "nats", answer: str = "token") -> str:
+        """In words: what is known of it; unit and answer are the objective's."""
         if self.right is not None:
             return f"{self.accuracy:.2%} of {self.tokens:,} held-out answers right, {self.loss:.4f} nats each"
-        said = f"{self.loss:.4f} nats a token, perplexity {self.perplexity:.2f}"
+        said = f"{self.loss:.4f} {unit} a {answer}"
+        if unit == "nats":
+            said += f", perplexity {self.perplexity:.2f}"
         return f"{said}, {self.bits_per_byte:.4f} bits per byte on held-out text" if self.bytes else f"{said}, held out"
 
 

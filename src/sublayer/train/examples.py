@@ -113,6 +113,7 @@ class Classification(OnExamples):
     the model is a decoder."""
 
     kind: ClassVar[str] = "classification"
+    answer: ClassVar[str] = "text"
     labelled: ClassVar[bool] = True
     smoothing: float = 0.0
     """Label smoothing."""
@@ -164,7 +165,8 @@ def answer_loss(logits: Tensor, labels: Tensor, smoothing: float = 0.0, auxiliar
 class Tagging(OnExamples):
     """A tag for each word of a text that comes as a list of words; a word's first token carries it."""
 
-    kind: ClassVar[str] = "tags"
+    kind: ClassVar[str] = "tagging"
+    answer: ClassVar[str] = "word"
     labelled: ClassVar[bool] = True
 
     def adapt(self, model: Model, classes: int) -> Model:
@@ -207,6 +209,7 @@ class Contrastive(OnExamples):
     """
 
     kind: ClassVar[str] = "contrastive"
+    answer: ClassVar[str] = "text"
     temperature: float = 0.05
     """What cosines are divided by."""
 

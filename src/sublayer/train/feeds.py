@@ -109,7 +109,9 @@ class TextFeed:
         self.batches = Batches(weighted, data.length, self.run.train.batch, self.run.seed)
         self.kept = [held for _, held in sources]
         sizes = [(len(tokens), tokens.bytes) for tokens in self.batches.sources]
-        self.bytes_per_token = sum(size for _, size in sizes) / sum(tokens for tokens, _ in sizes)
+        self.bytes_per_token = 0.0  # where a part of the tokens is asked, the loss is no code of the text
+        if isinstance(self.objective, NextToken):
+            self.bytes_per_token = sum(size for _, size in sizes) / sum(tokens for tokens, _ in sizes)
 
     def at(self, step: int, rank: int = 0, ranks: int = 1) -> tuple[Batch, Sequence[str]]:
         rows = self.batches.at(step, rank, ranks)

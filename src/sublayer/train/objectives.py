@@ -32,6 +32,8 @@ class Objective(Spec):
     """What it is trained on, which decides how it collates (see feeds.py)."""
     unit: ClassVar[str] = "nats"
     """What its loss is measured in, for each answer."""
+    answer: ClassVar[str] = "token"
+    """What it asks for, one of which its loss is for."""
     specials: ClassVar[tuple[str, ...]] = ()
     """Special tokens that a tokenizer trained for it has."""
 

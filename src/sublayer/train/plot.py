@@ -24,11 +24,14 @@ def plot_loss(
     *,
     baselines: Mapping[str, float] | None = None,
     bytes_per_token: float | None = None,
+    unit: str = "nats",
+    answer: str = "token",
 ) -> None:
     """Draws training loss (each step faintly, a running mean clearly) and held-out loss as a PNG.
 
-    In nats a token; with bytes_per_token, the bytes of text that a token stands for, in bits a byte. baselines: what
-    others reach, in the same unit, by name. The steep fall of the first steps may lie above the picture.
+    In nats a token, or the objective's unit and answer; with bytes_per_token, the bytes of text that a token stands
+    for, in bits a byte. baselines: what others reach, in the same unit, by name. The steep fall of the first steps may
+    lie above the picture.
     Raises SublayerError where the file cannot be written.
     """
     from matplotlib.figure import Figure
@@ -52,8 +55,8 @@ def plot_loss(
     points = [*zip(*clear, strict=True), *held]
     axes.set_ylim(*_limits(points, [*(baselines or {}).values()]))
     axes.set_xlim(0, 1.015 * float(tokens[-1]) if tokens.any() else 1.0)
-    axes.set_xlabel("tokens trained on", color=GREY)
-    axes.set_ylabel("bits per byte" if bytes_per_token else "loss, nats per token", color=GREY)
+    axes.set_xlabel(f"{answer}s trained on", color=GREY)
+    axes.set_ylabel("bits per byte" if bytes_per_token else f"loss, {unit} per {answer}", color=GREY)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
     axes.tick_params(colors=GREY, length=0)

@@ -50,8 +50,10 @@ def settle(run: Run, out: Path, view: View, *, restart: bool) -> None:
         changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
         changed = [key for key in changed if not _under(key, free(run))]
         bound = next((key for key in changed if not _under(key, LOOSE)), None)
-        if bound is not None and not checkpoint.saved(out / "checkpoints"):
-            shutil.rmtree(out / "tokenizer", ignore_errors=True)  # it has not begun, and the text is still there
+        if not checkpoint.saved(out / "checkpoints"):  # it has not begun, and the text is still there
+            changed = []
+            if bound is not None:
+                shutil.rmtree(out / "tokenizer", ignore_errors=True)
         elif bound is not None:
             raise UsageError(
                 f"out: {out} holds another run, with {bound} = {before.get(bound)} and not {now.get(bound)}; "

@@ -32,6 +32,7 @@ class MaskedAlignment(Objective):
     """
 
     kind: ClassVar[str] = "masked_msa"
+    answer: ClassVar[str] = "cell"
     reads: ClassVar[Reads] = "alignments"
     share: float = 0.15
     """Of the cells that are asked for."""

@@ -191,7 +191,10 @@ class _Training:
         device = next(self.model.parameters()).device
         rate = gemm_rate(device, AUTOCAST.get(self.precision, torch.float32)) * world()
         length = self.feed.length
-        flops = flops_per_token(self.model, length) if length is not None else 0.0
+        whole = isinstance(
+            self.run.objective, NextToken
+        )  # where a part of what is read is asked, speed counts that part
+        flops = flops_per_token(self.model, length) if length is not None and whole else 0.0
         warmup, steps = self.run.schedule.warmup, self.run.steps
         if steps is not None and warmup > steps // 2:
             self.view.note(f"schedule.warmup: {warmup} of {steps} steps, so the rate hardly reaches its peak")
@@ -199,6 +202,7 @@ class _Training:
         self.view.begin(
             steps or 0, done=self.step, seconds=max(0.0, (self.run.train.seconds or 0.0) - self.seconds),
             flops=flops, gemm=rate, bytes_per_token=self.feed.bytes_per_token,
+            unit=self.run.objective.unit, answer=self.run.objective.answer,
         )  # fmt: skip
 
     def _resume(self) -> None:
@@ -347,7 +351,10 @@ class _Training:
     def _draw(self) -> None:
         """loss.png, of all that metrics.jsonl holds; a picture that cannot be drawn stops nothing."""
         try:
-            plot_loss(self.out / "loss.png", read_metrics(self.metrics.path), bytes_per_token=self.feed.bytes_per_token)
+            plot_loss(
+                self.out / "loss.png", read_metrics(self.metrics.path), bytes_per_token=self.feed.bytes_per_token,
+                unit=self.run.objective.unit, answer=self.run.objective.answer,
+            )  # fmt: skip
         except (OSError, SublayerError) as error:
             self.view.note(f"loss.png is not drawn: {error}")
 

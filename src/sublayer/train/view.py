@@ -31,6 +31,7 @@ class View:
     def __init__(self) -> None:
         self.lock = RLock()  # a frame is drawn in another thread than the one that trains
         self.depth = 0
+        self.unit, self.answer = "nats", "token"
         self.steps = self.first = 0
         self.flops = self.gemm = self.bytes_per_token = self.seconds = 0.0
         self.recent: deque[Metrics] = deque(maxlen=RECENT)
@@ -61,15 +62,18 @@ class View:
         flops: float = 0.0,
         gemm: float = 0.0,
         bytes_per_token: float = 0.0,
+        unit: str = "nats",
+        answer: str = "token",
     ) -> None:
         """Training begins, at step `done` of `steps`, or for so many seconds where that is 0.
 
         flops: operations a token; gemm: those that the machine does a second, of all ranks; bytes_per_token: bytes of
-        text. Where one is 0, what follows from it is not shown.
+        text. Where one is 0, what follows from it is not shown. unit, answer: the objective's.
         """
         with self.lock:
             self.steps, self.first, self.flops, self.gemm = steps, done, flops, gemm
             self.bytes_per_token, self.work, self.seconds = bytes_per_token, None, seconds
+            self.unit, self.answer = unit, answer
             self.begun, self.times = time.monotonic(), []
 
     def show(self, record: Record) -> None:
@@ -178,8 +182,10 @@ class _Printing(View):
 
     def _held(self, made: Evaluated) -> str:
         bits = f"  {made.bits_per_byte:.4f} bits/byte" if math.isfinite(made.bits_per_byte) else ""
-        said = f"step {made.step}: held out {made.held_loss:.4f} nats/token{bits}  perplexity {made.perplexity:.2f}"
-        return f"{said}  accuracy {made.accuracy:.2%}" if math.isfinite(made.accuracy) else said
+        said = f"step {made.step}: held out {made.held_loss:.4f} {self.unit}/{self.answer}{bits}"
+        if math.isfinite(made.accuracy):
+            return f"{said}  accuracy {made.accuracy:.2%}"
+        return f"{said}  perplexity {made.perplexity:.2f}" if self.unit == "nats" else said
 
 
 class Lines(_Printing):
@@ -211,7 +217,7 @@ class Lines(_Printing):
         parts = [f"step {made.step}" + (f"/{self.steps}" if self.steps else ""), f"loss {self.recent_loss():.4f}"]
         if self.bytes_per_token:
             parts.append(f"{self.bits_per_byte():.3f} bits/byte")
-        parts += [f"rate {made.rate:.2e}", f"norm {made.norm:.3g}", f"{self.speed():,.0f} tokens/s"]
+        parts += [f"rate {made.rate:.2e}", f"norm {made.norm:.3g}", f"{self.speed():,.0f} {self.answer}s/s"]
         if self.flops and self.gemm:
             parts.append(f"{self.utilisation():.0%} of {operations(self.gemm)}")
         if self.steps or self.seconds:
@@ -287,7 +293,7 @@ class Frame(_Printing):
 
         latest, none = self.recent[-1], "-"
         left = [
-            ("loss", f"{self.recent_loss():.4f} nats/token"),
+            ("loss", f"{self.recent_loss():.4f} {self.unit}/{self.answer}"),
             ("bits per byte", _or(none, f"{self.bits_per_byte():.3f}", self.bits_per_byte())),
             ("learning rate", f"{latest.rate:.2e}"),
             ("gradient norm", f"{latest.norm:.3g}"),
@@ -300,7 +306,7 @@ class Frame(_Printing):
                 ("  bits per byte", _or(none, f"{self.held.bits_per_byte:.3f}", self.held.bits_per_byte)),
             ]
         used = f"{self.utilisation():.1%} of {operations(self.gemm)}" if self.flops and self.gemm else none
-        right = [*held, ("speed", f"{self.speed():,.0f} tokens/s"), ("utilisation", used)]
+        right = [*held, ("speed", f"{self.speed():,.0f} {self.answer}s/s"), ("utilisation", used)]
         table = Table.grid(
             *(Column(no_wrap=True, overflow="crop") for _ in range(4 if width >= WIDE else 2)), padding=(0, 2)
         )

@@ -35,6 +35,7 @@ class ImageClassification(OnImages):
     """One of C classes for an image; its model's head pools."""
 
     kind: ClassVar[str] = "image_classification"
+    answer: ClassVar[str] = "image"
     smoothing: float = 0.0
     """Label smoothing."""
 
@@ -58,6 +59,7 @@ class Diffusion(OnImages):
 
     kind: ClassVar[str] = "diffusion"
     unit: ClassVar[str] = "squared error"
+    answer: ClassVar[str] = "value"
     target: Literal["noise", "velocity"] = "noise"
     """What is answered."""
     no_class: float = 0.1
@@ -91,8 +93,8 @@ class Diffusion(OnImages):
         made, extras = found if isinstance(found, tuple) else (found, {})
         if made.shape != batch.labels.shape:
             raise InputError(
-                f"the model answers {list(made.shape)} to images {list(batch.labels.shape)}: train one that answers in"
-                " their shape (no learned variance)"
+                f"the model answers {list(made.shape)} to images {list(batch.labels.shape)}: give one that answers in"
+                " their shape (for dit: model.learn_sigma = false)"
             )
         error = F.mse_loss(made.float(), batch.labels, reduction="sum")
         extra = sum(extras.values()) * made.numel()
