@@ -194,6 +194,30 @@ def test_the_documents_of_rows_come_apart_and_together() -> None:
     assert documents.newest.tolist() == [1, 2, 4]
 
 
+def test_documents_of_about_one_length_are_read_together() -> None:
+    """One long document among short ones must not make rows of its length of all of them."""
+    segment = torch.tensor([[0] + [9] * 100 + [1 + i // 3 % 8 for i in range(300)], [0] * 401])
+    documents = Documents.of(segment)
+    parts = documents.alike()
+    assert sorted(n for numbers, _ in parts for n in numbers.tolist()) == documents.length.nonzero()[:, 0].tolist()
+    assert sum(len(part.row) * part.longest for _, part in parts) <= 2 * len(documents.cells)
+    x = torch.randn(2, 401, 3, generator=torch.Generator().manual_seed(0))
+    joined = torch.stack([part.join(part.split(x)) for _, part in parts]).sum(0)
+    assert torch.equal(joined, x * (segment != 0)[..., None])
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_documents_are_packed_as_torch_packs_them(back: bool) -> None:
+    documents = Documents.of(torch.tensor([[0, 4, 4, 0, 4, 2], [0] * 6, [1, 2, 2, 2, 0, 0]]))
+    x = torch.randn(3, 6, 2, generator=torch.Generator().manual_seed(0))
+    order, sizes, place = documents.packed(back)
+    rows = documents.split(x)[order]
+    rows = documents.reversed(documents.split(x))[order] if back else rows
+    theirs = pack_padded_sequence(rows, documents.length[order], batch_first=True)
+    assert torch.equal(sizes, theirs.batch_sizes)
+    assert torch.equal(theirs.data[place], x.flatten(0, 1)[documents.cells])
+
+
 def test_how_a_layer_begins() -> None:
     op = Model(8, decoder=Trunk(Reader(5, layers=(Recurrent("lstm"),)), ()), head=None).build(seed=3)
     cell: Any = op.get_submodule("decoder.embed.layers.0.cell")

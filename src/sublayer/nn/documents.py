@@ -70,6 +70,33 @@ class Documents:
         order = torch.where(turned >= 0, turned, places)
         return x[torch.arange(len(x), device=x.device)[:, None], order]
 
+    def alike(self) -> list[tuple[Tensor, Documents]]:
+        """(which of the n, these alone): those of about one length together, within a factor of 2, the longest first;
+        those without tokens are left out. Padded to their longest, all take twice their tokens at most."""
+        document, within = self.spots // self.longest, self.spots % self.longest
+        found: list[tuple[Tensor, Documents]] = []
+        for bits in range(self.longest.bit_length() - 1, -1, -1):
+            chosen = self.length >> bits == 1
+            numbers, mine = chosen.nonzero()[:, 0], chosen[document]
+            if len(numbers):
+                length = self.length[numbers]
+                longest, rank = int(length.max()), chosen.long().cumsum(0) - 1
+                spots = rank[document[mine]] * longest + within[mine]
+                about = (self.row[numbers], self.place[numbers], self.number[numbers], length)
+                found.append((numbers, Documents(self.shape, *about, self.cells[mine], spots, longest)))
+        return found
+
+    def packed(self, back: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """(the documents that have tokens, the longest first; how many of them have a first token, a second, …; where
+        each token lies among all first tokens, then all second ones, …). back: counted from a document's last token."""
+        order = self.length.argsort(descending=True, stable=True)
+        order = order[: int((self.length > 0).sum())]
+        sizes = len(order) - torch.bincount(self.length[order], minlength=self.longest + 1).cumsum(0)[:-1]
+        rank = torch.zeros_like(self.length).index_copy(0, order, torch.arange(len(order), device=order.device))
+        document, within = self.spots // self.longest, self.spots % self.longest
+        within = self.length[document] - 1 - within if back else within
+        return order, sizes, (sizes.cumsum(0) - sizes)[within] + rank[document]
+
     def last(self, y: Tensor) -> Tensor:
         """[n, T, …] → [n, …]: at each document's last token (at its first cell where it has none)."""
         return y[torch.arange(len(y), device=y.device), (self.length - 1).clamp(min=0)]

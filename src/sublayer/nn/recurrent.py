@@ -111,30 +111,47 @@ class Cell(nn.Module):
         cell = torch.sigmoid(forget) * carry[:, self.hidden :] + torch.sigmoid(take) * torch.tanh(new)
         return torch.cat([torch.sigmoid(show) * torch.tanh(cell), cell], -1)
 
-    def read(self, x: Tensor, carry: Tensor, documents: Documents | None, last: bool) -> tuple[Tensor, Tensor | None]:
-        """[n, T, D] from carries [n, S] → (hidden vectors [n, T, H], the last carries [n, S], where they are wanted).
+    def read(
+        self, x: Tensor, carry: Tensor, documents: Documents | None, *, last: bool, back: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """[B, L, D] from carries [n, S] → (hidden vectors [B, L, H], the last carries [n, S], where they are wanted).
 
-        torch's own kernels, on rows padded at their ends; packed by length where padding would be most of the work,
-        or where an LSTM's last cells are wanted, of which the padded kernel keeps only those behind the padding.
+        torch's own kernels, on documents padded to the longest, or to the longest of about their length where padding
+        would be most of the work. back: each document from its last token to its first.
         """
-        equal = documents is None or bool((documents.length == documents.longest).all())
-        if equal:
-            return self._kernel((x,), carry, batch_first=True)
-        assert documents is not None
-        wasteful = x.shape[0] * x.shape[1] > 4 * len(documents.cells)
-        if wasteful or (last and self.kind == "lstm"):
-            lengths = documents.length.clamp(min=1).cpu()
-            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-            order, back = cast(Tensor, packed.sorted_indices), cast(Tensor, packed.unsorted_indices)
-            data, ends = self._kernel((packed.data, packed.batch_sizes), carry[order])
-            again = nn.utils.rnn.PackedSequence(data, packed.batch_sizes, order, back)
-            y, ends = nn.utils.rnn.pad_packed_sequence(again, batch_first=True)[0], ends[back]
-        else:
-            y, _ = self._kernel((x,), carry, batch_first=True)
-            ends = documents.last(y) if self.kind != "lstm" else None
-        if ends is not None:
-            ends = torch.where((documents.length > 0)[:, None], ends, carry)
-        return y, ends
+        if documents is None:
+            y, ends = self._kernel((x.flip(1) if back else x,), carry, batch_first=True)
+            return y.flip(1) if back else y, ends
+        wasteful = 0 < 4 * len(documents.cells) < len(documents.row) * documents.longest
+        ys, cells, ends = list[Tensor](), list[Tensor](), carry if last else None
+        for numbers, part in documents.alike() if wasteful else [(slice(None), documents)]:
+            y, now = self._read(x, carry[numbers], part, last, back)
+            ys.append(y)
+            cells.append(part.cells)
+            if ends is not None and now is not None:
+                ends = now if isinstance(numbers, slice) else ends.index_copy(0, numbers, now)
+        wide = ys[0].new_zeros(x.shape[0] * x.shape[1], self.hidden)
+        return wide.index_copy(0, torch.cat(cells), torch.cat(ys)).view(*x.shape[:2], -1), ends
+
+    def _read(
+        self, x: Tensor, carry: Tensor, documents: Documents, last: bool, back: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """(hidden vectors [tokens, H], …): documents padded at their ends, or packed by length where an LSTM's last
+        cells are wanted, of which the padded kernel keeps only those behind the padding."""
+        equal = bool((documents.length == documents.longest).all())
+        if last and not equal and self.kind == "lstm" and len(documents.cells):
+            order, sizes, place = documents.packed(back)
+            tokens = x.flatten(0, 1)[documents.cells]
+            packed = torch.empty_like(tokens).index_copy(0, place, tokens)
+            y, ends = self._kernel((packed, sizes.cpu()), carry[order])
+            return y[place], carry.index_copy(0, order, ends)
+        rows = documents.split(x)
+        y, ends = self._kernel((documents.reversed(rows) if back else rows,), carry, batch_first=True)
+        if not equal:
+            ends = (
+                torch.where((documents.length > 0)[:, None], documents.last(y), carry) if self.kind != "lstm" else carry
+            )
+        return (documents.reversed(y) if back else y).flatten(0, 1)[documents.spots], ends
 
     def _kernel(self, x: tuple[Tensor, ...], carry: Tensor, batch_first: bool | None = None) -> tuple[Tensor, Tensor]:
         weights = [self.input, self.recurrent, self.input_bias, self.recurrent_bias]
@@ -167,7 +184,7 @@ class RecurrentOp(Op):
         if self.cell is None or self.back is not None:
             if state is not None:
                 raise StateError("a recurrence that reads backward cannot be continued: call the model without a state")
-            return self.read(x, step)[0]
+            return self._read(x, step, last=False)[0]
         (carry,) = resume(self.leaves, x, step, state)
         first = started(self.spec.begin, step, carry, state)
         if x.shape[1] == 1 or (step.segment is not None and torch.compiler.is_compiling()):
@@ -181,8 +198,8 @@ class RecurrentOp(Op):
                 begin = beginning(step, self.spec.begin, documents.row, documents.number)
             begin = torch.zeros_like(first[documents.row]) if begin is None else begin
             begin = torch.where((documents.place == 0)[:, None], first[documents.row], begin)
-            y, carry = self.cell.read(documents.split(x), begin, documents, last=state is not None)
-            y, carry = documents.join(y), None if carry is None else carry[documents.newest]
+            y, carry = self.cell.read(x, begin, documents, last=state is not None)
+            carry = None if carry is None else carry[documents.newest]
         if carry is not None:
             keep(self.leaves, (carry,), step, state)
         return y
@@ -199,17 +216,21 @@ class RecurrentOp(Op):
 
     def read(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """(y, the last carry of each document [B, documents, S]): where the reading ended, backward if both ways."""
-        documents = None if step.segment is None else Documents.of(step.segment)
-        x = x if documents is None else documents.split(x)
-        begin, ys, last = x.new_zeros(len(x), self.size), list[Tensor](), None
-        for cell in (self.cell, self.back):
-            if cell is None:
-                continue
-            y, last = cell.read(x if cell is self.cell else _turned(x, documents), begin, documents, last=True)
-            ys.append(y if cell is self.cell else _turned(y, documents))
+        y, last = self._read(x, step, last=True)
         assert last is not None
-        y = torch.cat(ys, -1)
-        return (y, last[:, None]) if documents is None else (documents.join(y), documents.by_row(last))
+        return y, last
+
+    def _read(self, x: Tensor, step: Step, *, last: bool) -> tuple[Tensor, Tensor | None]:
+        documents = None if step.segment is None else Documents.of(step.segment)
+        begin = x.new_zeros(len(x) if documents is None else len(documents.row), self.size)
+        ys, ends = list[Tensor](), None
+        for cell in (self.cell, self.back):
+            if cell is not None:
+                y, ends = cell.read(x, begin, documents, last=last, back=cell is self.back)
+                ys.append(y)
+        if ends is not None:
+            ends = ends[:, None] if documents is None else documents.by_row(ends)
+        return torch.cat(ys, -1), ends
 
 
 def started(layer: int | None, step: Step, carry: Tensor, state: State | None) -> Tensor:
@@ -238,10 +259,6 @@ def begins(layer: int | None, step: Step, carry: Tensor) -> Callable[[int], Carr
 def _first(segment: Tensor) -> Tensor:
     """[B]: the number of each row's first token that is no padding, 0 where there is none."""
     return segment.gather(1, (segment != 0).int().argmax(1, keepdim=True))[:, 0]
-
-
-def _turned(x: Tensor, documents: Documents | None) -> Tensor:
-    return x.flip(1) if documents is None else documents.reversed(x)
 
 
 class Reader(Embed):
