@@ -6,6 +6,7 @@ import pytest
 from sublayer.cli.main import main
 from sublayer.decoding import generate
 from sublayer.decoding.generate import Stream
+from sublayer.recipes import t5
 from sublayer.text import Bytes
 from sublayer.weights import load, save
 from tests.decoding.models import SPECS, tiny
@@ -142,3 +143,12 @@ def test_ctrl_c_prints_what_there_is_and_exits_with_130(folder, run, monkeypatch
     assert code == 130
     assert err.startswith("5 tokens; ")
     assert err.endswith("sublayer: interrupted\n")
+
+
+def test_an_encoder_decoder_asks_for_sources(run, tmp_path) -> None:
+    save(t5(16, 1, 2, 16, vocab=256, head_size=8).build(seed=0), tmp_path)
+    Bytes().save(tmp_path)
+    code, _, err = run(tmp_path, "--prompt", "So")
+    assert code == 2
+    assert "give a --source a prompt, or use sublayer translate" in err
+    assert run(tmp_path, "--prompt", "So", "--source", "a", "--max-tokens", 2)[0] == 0

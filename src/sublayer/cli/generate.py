@@ -67,7 +67,9 @@ def command(
     }  # fmt: skip
     read_options(asked)  # a mistake is told before anything is loaded
     textual = bool(source or stop) or any(isinstance(prompt, str) for prompt in prompts)
-    read_spec(model)  # a folder that holds no model is told as such
+    spec, _ = read_spec(model)  # a folder that holds no model is told as such
+    if spec.encoder is not None and spec.decoder is not None and not source:
+        raise UsageError(f"{model}: an encoder-decoder: give a --source a prompt, or use sublayer translate")
     tokenizer = load_tokenizer(model) if textual or (model / "tokenizer.json").is_file() else None
     loaded = load(model, dtype=getattr(torch, dtype), device=device)
     events = stream(loaded, prompts, tokenizer=tokenizer, sources=source, seed=seed, **asked)

@@ -104,7 +104,9 @@ def parted(source: Sequence[Episode], held: float) -> tuple[list[Episode], list[
     digests = [blake2b(episode.path.name.encode(errors="replace"), digest_size=4).digest() for episode in source]
     kept = [int.from_bytes(digest, "little") / 2**32 < held for digest in digests]
     if all(kept) or not any(kept):
-        raise InputError(f"too few episodes to hold out a share of {held}: {len(source):,}")
+        raise InputError(
+            f"too few episodes to hold out a share of {held}: {len(source):,}; give more, or a larger data.held"
+        )
     sides = [[one for one, out in zip(source, kept, strict=True) if out == side] for side in (False, True)]
     return sides[0], sides[1]
 

@@ -423,7 +423,9 @@ class AlignmentFeed:
         if not self.kept:
             raise InputError(f"data.held: no sequence falls into a share of {data.held}: give more, or data.judge")
         held = sum(len(held) for _, held in pairs)
-        self.view.note(f"{len(weighted):,} alignments; {held:,} sequences of {len(pairs):,} are held out")
+        self.view.note(
+            f"{len(weighted):,} alignments to train on; held out: {held:,} sequences, of {len(pairs):,} alignments"
+        )
 
     def at(self, step: int, rank: int = 0, ranks: int = 1) -> tuple[Batch, Sequence[str]]:
         crops = self.batches.at(step, rank, ranks)
