@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import MambaConfig, PreTrainedModel
 
 import sublayer
@@ -144,3 +145,14 @@ def test_what_is_not_modelled_is_refused_in_one_line(key: str, value: object) ->
     with pytest.raises(SpecError, match=ours.get(key, key)) as caught:
         from_hf(config() | {key: value})
     assert "\n" not in str(caught.value)
+
+
+def test_an_embedding_under_its_first_name_is_read(tmp_path) -> None:
+    folder = saved(theirs_of(), tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["backbone.embedding.weight"] = tensors.pop("backbone.embeddings.weight")
+    save_file(tensors, folder / "model.safetensors")
+    assert torch.equal(
+        sublayer.load(folder, dtype=torch.float64).get_parameter("decoder.embed.tokens.weight"),
+        tensors["backbone.embedding.weight"],
+    )

@@ -180,3 +180,14 @@ def test_published_size_and_refusals() -> None:
         multiscale(**TINY | {"global_dim": 34})
     with pytest.raises(SpecError, match="no Hugging Face"):
         to_hf(multiscale(**TINY))
+
+
+def test_a_first_call_of_nothing_but_padding() -> None:
+    """Rows padded on the left, a token a call: no byte has come, so no patch says anything yet."""
+    model = built()
+    state = State.allocate(model, 2, 8)
+    nothing = torch.zeros(2, 1, dtype=torch.long)
+    with torch.no_grad():
+        model(nothing, Step(segment=nothing), state)
+        found = model(IDS[:, :5], Step(), state)
+        close(found, model(IDS[:, :5], Step()))

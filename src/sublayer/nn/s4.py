@@ -327,22 +327,13 @@ def convolve(u: Tensor, kernel: Tensor) -> Tensor:
 def _by_document(system: System, u: Tensor, past: Tensor | None, segment: Tensor) -> tuple[Tensor, Tensor | None]:
     """Each document of packed rows alone, laid into a row of its own beside those of about its length."""
     documents = Documents.of(segment)
-    tokens = u.flatten(0, 1)[documents.cells]
-    document, within = documents.spots // documents.longest, documents.spots % documents.longest
     states = None
     if past is not None:  # a row's first document goes on, the others begin
         states = past[documents.row].masked_fill((documents.place > 0)[:, None, None], 0)
-    y = torch.zeros_like(tokens)
-    for bits in range(documents.longest.bit_length() - 1, -1, -1):  # the longest first: its kernel serves all
-        chosen = documents.length >> bits == 1
-        if not bool(chosen.any()):
-            continue
-        mine, length = chosen[document], documents.length[chosen]
-        where = ((chosen.long().cumsum(0) - 1)[document[mine]], within[mine])
-        beside = u.new_zeros(len(length), int(length.max()), u.shape[2]).index_put(where, tokens[mine])
-        answers, after = system.run(beside, None if states is None else states[chosen], length)
-        y = y.index_put((mine,), answers[where])
+    y = torch.zeros_like(u).flatten(0, 1)
+    for numbers, part in documents.alike():  # the longest first: its kernel serves all
+        answers, after = system.run(part.split(u), None if states is None else states[numbers], part.length)
+        y = y.index_copy(0, part.cells, answers.flatten(0, 1)[part.spots])
         if states is not None and after is not None:
-            states = states.index_put((chosen,), after)
-    y = torch.zeros_like(u).flatten(0, 1).index_copy(0, documents.cells, y).view_as(u)
-    return y, None if states is None else states[documents.newest]
+            states = states.index_copy(0, numbers, after)
+    return y.view_as(u), None if states is None else states[documents.newest]

@@ -95,6 +95,7 @@ NAMES: list[Row] = [
     Row("lm_head.weight", "head.weight"),
 ]
 PREFIX = "backbone."
+RENAMED = (("embeddings.weight", "embedding.weight"),)  # as the authors' code has it
 IGNORED: tuple[str, ...] = ()
 
 

@@ -152,7 +152,7 @@ class PatchedBytesOp(Op):
         said = self._said(known, cell.expand_as(full), full, step.replace(pos=pos), state)
         if state is not None:
             row, at = torch.arange(len(ids), device=ids.device)[:, None], (cell - place).clamp(0, said.shape[1] - 1)
-            own = said[row, at, place]
+            own = said[row, at, place] if said.shape[1] else torch.zeros_like(x)  # nothing but padding so far
         else:
             at = ((full.long().cumsum(1) - 1).clamp(min=0) * P + place).expand_as(ids)
             own = said.flatten(1, 2).gather(1, at[..., None].expand_as(x))
