@@ -167,6 +167,20 @@ def test_a_word_is_tagged_at_its_first_token() -> None:
         Tagging().example((["Ada"], []), BYTES, {}, "")
 
 
+class Both(Bytes):
+    """Its texts stand between two special tokens, as BERT's do."""
+
+    def encode(self, text: str, *, framed: bool = False, specials: Any = "text") -> list[int]:
+        ids = super().encode(text, specials=specials)
+        return [257, *ids, 256] if framed else ids
+
+
+def test_tagged_words_stand_between_the_tokens_that_their_model_expects() -> None:
+    example = Tagging().example((["Ada", "runs"], ["N", "V"]), Words(Both((END, MASK))), {"N": 0, "V": 1}, "")
+    assert list(example["text"]) == [257, *b"Ada runs", 256]
+    assert list(example["tags"]) == [-100, 0, -100, -100, 1, -100, -100, -100, -100, -100]
+
+
 def test_contrast_is_the_formula() -> None:
     """InfoNCE, pair by pair, written out."""
     one, other = (F.normalize(torch.randn(5, 8, dtype=torch.float64, generator=generator(s)), dim=-1) for s in (1, 2))

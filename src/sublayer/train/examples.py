@@ -180,13 +180,13 @@ class Tagging(OnExamples):
         texts, tags = values
         if not isinstance(texts, list) or not isinstance(tags, list) or len(texts) != len(tags):
             raise InputError("expected a list of words and as many tags")
-        ids = list(words.tokenizer.eos[:1])
-        told = [IGNORED] * len(ids)
+        before, after = frame(words)
+        ids, told = before, [IGNORED] * len(before)
         for i, (text, tag) in enumerate(zip(texts, tags, strict=True)):
             piece = words.tokenizer.encode((" " if i else "") + text_of(text))
             ids += piece
             told += [labels[str(tag)], *[IGNORED] * (len(piece) - 1)][: len(piece)]
-        return {"text": ids, "tags": told}
+        return {"text": ids + after, "tags": told + [IGNORED] * len(after)}
 
     def gather(self, examples: Sequence[Mapping[str, Tensor]], words: Words) -> Batch:
         ids, segment = padded([example["text"] for example in examples])
@@ -254,6 +254,13 @@ def contrast(one: Tensor, other: Tensor, temperature: float, auxiliary: Tensor |
     extra = auxiliary * len(one)
     right = (scores.argmax(1) == partner).sum()
     return Loss(nats + extra, len(one), extra.detach() if isinstance(extra, Tensor) else extra, right)
+
+
+def frame(words: Words) -> tuple[list[int], list[int]]:
+    """The special tokens before and behind a text, as its model expects them."""
+    bare, whole = words.tokenizer.encode("a"), words.tokenizer.encode("a", framed=True)
+    at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+    return whole[:at], whole[at + len(bare) :]
 
 
 def framed(words: Words, text: str) -> list[int]:
