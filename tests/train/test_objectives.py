@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
@@ -392,6 +394,19 @@ def test_bytes_of_examples_that_are_no_text(tmp_path: Path, policy: Literal["rep
     assert len(found) == kept
     assert ("good", 2) in found
     assert policy == "skip" or found[0] == ("x\ufffd", 1)
+
+
+def test_examples_inside_a_column_of_parquet(tmp_path: Path) -> None:
+    """As the translations of a hub's data sets lie; a row without them is passed over."""
+    rows = [{"de": "ja", "en": "yes"}, None, {"de": None, "en": "no"}, {"de": "so", "en": "thus"}]
+    pq.write_table(pa.table({"translation": rows, "id": [1, 2, 3, 4]}), tmp_path / "d.parquet")
+    found = list(records(tmp_path / "d.parquet", ("translation.de", "translation.en")))
+    assert [record.values for record in found] == [("ja", "yes"), ("so", "thus")]
+    assert found[1].source.endswith("d.parquet:4")
+    with pytest.raises(InputError, match="no field 'translation.fr'"):
+        list(records(tmp_path / "d.parquet", ("translation.de", "translation.fr")))
+    with pytest.raises(InputError, match="no column 'translaton'"):
+        list(records(tmp_path / "d.parquet", ("translaton.de", "id")))
 
 
 def test_every_rank_has_an_example_of_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

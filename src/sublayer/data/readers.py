@@ -440,14 +440,17 @@ class _Records(_Reader):
         try:
             table, row = pq.ParquetFile(file, buffer_size=CHUNK, pre_buffer=False), 0
             names = table.schema_arrow.names
-            missing = next((name for name in self.fields if name not in names), None)
+            columns = [name if name in names else name.partition(".")[0] for name in self.fields]
+            missing = next((name for name in columns if name not in names), None)
             if missing is not None:
                 raise InputError(f"{source}: no column {missing!r}{nearest(missing, names)}")
-            for batch in table.iter_batches(batch_size=64, columns=list(self.fields)):
+            for batch in table.iter_batches(batch_size=64, columns=list(dict.fromkeys(columns))):
                 for found in batch.to_pylist():
                     row += 1
-                    values = [found[name] for name in self.fields]
-                    yield _Text(("" if None in values else json.dumps(values),), f"{source}:{row}")
+                    place = f"{source}:{row}"
+                    full = all(found[column] is not None for column in columns)
+                    values = [_member(found, name, place) for name in self.fields] if full else [None]
+                    yield _Text(("" if None in values else json.dumps(values),), place)
         except (pa.ArrowException, UnicodeDecodeError, TypeError) as error:
             raise InputError(f"{source}: not Parquet that can be read: {error}") from None
 
