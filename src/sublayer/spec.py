@@ -59,10 +59,7 @@ class Spec:
 
     def __post_init__(self) -> None:
         for name, hint in _hints(type(self)).items():
-            value = _coerce(getattr(self, name), hint)
-            if not _matches(value, hint):
-                raise SpecError(f"{type(self).__name__}.{name}: expected {_say(hint)}, got {_say_value(value)}")
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, fitted(getattr(self, name), hint, f"{type(self).__name__}.{name}"))
         self.check()
 
     def check(self) -> None:
@@ -129,6 +126,14 @@ class Spec:
 def _hints(cls: type[Spec]) -> dict[str, Any]:
     hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in fields(cast(Any, cls))}
+
+
+def fitted(value: Any, hint: Any, name: str) -> Any:
+    """The value as the type has it: lists as tuples, whole numbers as floats. Raises SpecError for another type."""
+    value = _coerce(value, hint)
+    if not _matches(value, hint):
+        raise SpecError(f"{name}: expected {_say(hint)}, got {_say_value(value)}")
+    return value
 
 
 def _coerce(value: Any, hint: Any) -> Any:

@@ -3,6 +3,8 @@
 B batch, L length, W channels, S states, H heads, P channels of a head, G groups.
 """
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -25,6 +27,7 @@ from sublayer.nn.op import Part
 from sublayer.nn.selective_scan import selective_scan
 from sublayer.nn.ssd import CHUNK, ssd
 from sublayer.nn.sublayer import Block, Model, ModelOp, Trunk, pre_norm
+from sublayer.recipes import mamba
 from sublayer.state import State
 from sublayer.step import Step
 from tests.assets import pypi
@@ -288,3 +291,21 @@ def both_ways(stored: dict[str, Tensor], ids: Tensor) -> Tensor:
         y = forward + backward.flip(1) + 2 * stored[f"{block}D"] * u
         x = x + dense(f"{block}Dense_3", y * F.silu(gate))
     return dense("Dense_0", norm("LayerNorm_0", x))
+
+
+def test_reading_imports_no_compiler() -> None:
+    """It would take a second before the first token."""
+    program = (
+        "import sys, torch; from sublayer.recipes import mamba\n"
+        "with torch.no_grad(): mamba(8, 1, vocab=9).build()(torch.tensor([[1, 2, 3]]))\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_scan_answers_the_same_with_gradients_and_without() -> None:
+    model = mamba(8, 1, vocab=9).build(seed=0, dtype=torch.float64)
+    ids = torch.tensor([[1, 2, 3, 4, 5]])
+    with torch.no_grad():
+        read = model(ids)
+    assert torch.equal(read, model(ids).detach())

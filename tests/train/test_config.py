@@ -6,6 +6,7 @@ import pytest
 
 from sublayer.errors import SublayerError, UsageError
 from sublayer.nn.embed import Embed
+from sublayer.nn.rope import Rope
 from sublayer.train.config import Run, RunSource, read_run, run_of
 from sublayer.train.optim import AdamW, Muon
 from sublayer.train.schedule import Schedule
@@ -129,6 +130,10 @@ def test_a_mistake_is_told_in_one_line_with_its_key(changes: list[str], said: st
         (["model.recipe=lama"], "unknown family 'lama' (did you mean 'llama'?)"),
         (["model.change=decoder.blocks.*.attn.op.windw=3"], "unknown key"),
         (["model.heads=5"], "heads"),
+        (["model.layers=two"], "model.layers: expected int, got 'two'"),
+        (["model.dim=12.5"], "model.dim: expected int, got 12.5"),
+        (['model.rope={spec="Ropes"}'], "model.rope: unknown spec 'Ropes' (did you mean 'Rope'?)"),
+        (['model.rope={spec="RMSNorm"}'], "model.rope: expected Rope, got RMSNorm()"),
     ],
 )
 def test_a_model_that_cannot_be_is_told(changes: list[str], said: str, tmp_path: Path) -> None:
@@ -162,6 +167,17 @@ def test_none_takes_a_value_away(tmp_path: Path) -> None:
     """Where a key may be empty it is; elsewhere it is as if it had not been given."""
     run = read_run(written(tmp_path), ["train.clip=none", "seed=none", "model.hidden=none", "model.hidden=64"])
     assert (run.train.clip, run.seed, dict(run.model.sizes)["hidden"]) == (None, 0, 64)
+
+
+def test_a_part_of_a_recipe_is_a_table(tmp_path: Path) -> None:
+    made = read_run(written(tmp_path), ['model.rope={spec="Rope", theta=5}']).model.build_spec(vocab=10)
+    assert made.find("decoder.blocks.0.attn.op.position") == Rope(theta=5.0)
+
+
+def test_a_recipe_may_have_a_kind(tmp_path: Path) -> None:
+    path = written(tmp_path, PLAIN.replace('"llama"', '"rnn"').partition("heads")[0] + '[data]\npaths = "a"\n')
+    made = read_run(path, ["model.kind=gru", "steps=1"]).model.build_spec(vocab=10)
+    assert made.find("decoder.blocks.0.mixer.op.kind") == "gru"
 
 
 def test_another_kind_of_optimiser_drops_the_keys_of_the_former(tmp_path: Path) -> None:

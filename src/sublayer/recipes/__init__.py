@@ -229,7 +229,8 @@ def to_hf(spec: Model) -> tuple[dict[str, Any], Any]:
             continue
         if _same_function(back, spec):
             return config, module
-    raise SpecError(f"no Hugging Face architecture expresses this model; known families: {', '.join(FAMILIES)}")
+    able = [name for name in FAMILIES if family(name).HF]
+    raise SpecError(f"no Hugging Face architecture expresses this model; families that have one: {', '.join(able)}")
 
 
 def _same_function(a: Model, b: Model) -> bool:

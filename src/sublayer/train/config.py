@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_h
 
 from .. import recipes
 from ..data.images import Augment
-from ..errors import SublayerError, UsageError, nearest
+from ..errors import SpecError, SublayerError, UsageError, nearest
 from ..nn.sublayer import Model
-from ..spec import Spec
+from ..spec import Spec, fitted
 from ..weights.load import read_json, read_spec
 from .actions import BehaviourCloning
 from .examples import Classification, Contrastive, Tagging, TextToText
@@ -96,7 +96,18 @@ def _of_recipe(name: str, sizes: dict[str, Any], known: Mapping[str, Any]) -> Mo
     needed = [key for key, p in taken.items() if p.default is p.empty and key not in sizes]
     if needed:
         raise UsageError(f"model: the recipe {name} needs {', '.join(needed)}")
-    return family(**sizes)
+    hints = get_type_hints(family)
+    return family(**{key: _size(value, hints[key], f"model.{key}") for key, value in sizes.items()})
+
+
+def _size(value: Any, hint: Any, name: str) -> Any:
+    """A recipe's argument: a part is a table with the key "spec", as in spec.json."""
+    if isinstance(value, dict):
+        try:
+            value = Spec.from_json(cast("dict[str, Any]", value))
+        except SpecError as error:
+            raise SpecError(f"{name}: {error}") from None
+    return fitted(value, hint, name)
 
 
 class RunTokenizer(Spec):
@@ -392,7 +403,7 @@ def _apply(table: dict[str, Any], change: str) -> None:
         table[keys[-1]] = tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):
         table[keys[-1]] = text
-    if keys[-1] == "kind":  # another kind has other keys
+    if keys[-1] == "kind" and keys[0] != "model":  # another kind has other keys
         for key in [key for key in table if key != "kind" and before != table["kind"]]:
             del table[key]
 
