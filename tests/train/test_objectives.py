@@ -25,7 +25,7 @@ from sublayer.errors import InputError, SpecError, UsageError
 from sublayer.recipes import llama
 from sublayer.recipes.evoformer import GAP, MASKED, TINY, evoformer
 from sublayer.step import Step
-from sublayer.text import Bytes
+from sublayer.text import Bytes, Characters
 from sublayer.train import train
 from sublayer.train.batch import Batch
 from sublayer.train.config import run_of
@@ -181,6 +181,13 @@ def test_tagged_words_stand_between_the_tokens_that_their_model_expects() -> Non
     example = Tagging().example((["Ada", "runs"], ["N", "V"]), Words(Both((END, MASK))), {"N": 0, "V": 1}, "")
     assert list(example["text"]) == [257, *b"Ada runs", 256]
     assert list(example["tags"]) == [-100, 0, -100, -100, 1, -100, -100, -100, -100, -100]
+
+
+def test_tagged_words_of_any_alphabet() -> None:
+    words = Words(Characters.train(["語 言"], end=END))
+    example = Tagging().example((["語", "言"], ["N", "V"]), words, {"N": 0, "V": 1}, "")
+    assert list(example["text"]) == [words.end, *words.tokenizer.encode("語 言")]
+    assert list(example["tags"]) == [-100, 0, 1, -100]
 
 
 def test_contrast_is_the_formula() -> None:

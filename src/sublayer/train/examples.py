@@ -180,13 +180,13 @@ class Tagging(OnExamples):
         texts, tags = values
         if not isinstance(texts, list) or not isinstance(tags, list) or len(texts) != len(tags):
             raise InputError("expected a list of words and as many tags")
-        before, after = frame(words)
-        ids, told = before, [IGNORED] * len(before)
+        ids, told = list[int](), list[int]()
         for i, (text, tag) in enumerate(zip(texts, tags, strict=True)):
             piece = words.tokenizer.encode((" " if i else "") + text_of(text))
             ids += piece
             told += [labels[str(tag)], *[IGNORED] * (len(piece) - 1)][: len(piece)]
-        return {"text": ids + after, "tags": told + [IGNORED] * len(after)}
+        before, after = frame(words, text_of(texts[0]) if texts else "")
+        return {"text": before + ids + after, "tags": [IGNORED] * len(before) + told + [IGNORED] * len(after)}
 
     def gather(self, examples: Sequence[Mapping[str, Tensor]], words: Words) -> Batch:
         ids, segment = padded([example["text"] for example in examples])
@@ -256,10 +256,10 @@ def contrast(one: Tensor, other: Tensor, temperature: float, auxiliary: Tensor |
     return Loss(nats + extra, len(one), extra.detach() if isinstance(extra, Tensor) else extra, right)
 
 
-def frame(words: Words) -> tuple[list[int], list[int]]:
+def frame(words: Words, text: str) -> tuple[list[int], list[int]]:
     """The special tokens before and behind a text, as its model expects them."""
-    bare, whole = words.tokenizer.encode("a"), words.tokenizer.encode("a", framed=True)
-    at = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+    bare, whole = words.tokenizer.encode(text), words.tokenizer.encode(text, framed=True)
+    at = next((i for i in range(len(whole)) if bare and whole[i : i + len(bare)] == bare), len(whole))
     return whole[:at], whole[at + len(bare) :]
 
 
