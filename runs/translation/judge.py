@@ -25,7 +25,6 @@ from sublayer.cli.translate import telling
 from sublayer.decoding import translate
 from sublayer.decoding.slots import evaluating
 from sublayer.inspect.trace import watching
-from sublayer.nn.additive import AdditiveOp
 from sublayer.nn.sublayer import ModelOp
 from sublayer.text import Tokenizer, load_tokenizer
 from sublayer.weights import load
@@ -187,15 +186,9 @@ def attentions(one: Trained, source: str, target: str) -> dict[str, Tensor]:
     end = one.tokenizer.eos[0]
     read = torch.tensor([[*one.tokenizer.encode(source), end]])
     written = torch.tensor([[end, *one.tokenizer.encode(target)]])
-    additive = {name: module for name, module in one.model.named_modules() if isinstance(module, AdditiveOp)}
-    found: dict[str, Tensor] = {}
-    for name, module in additive.items():
-        module.watch = lambda weights, name=name: found.update({name: weights[0]})
     with evaluating(one.model), torch.no_grad(), watching(one.model) as seen:
         one.model(written, source=read)
-    for module in additive.values():
-        module.watch = None
-    return found | {name: calls[0][0] for name, calls in seen.items() if name.endswith(".cross")}
+    return {name: calls[0][0] for name, calls in seen.items() if name.endswith((".cross", ".mixer"))}
 
 
 def draw_attention(path: Path, models: Sequence[Trained], source: str, target: str) -> None:

@@ -6,11 +6,12 @@ from torch import Tensor, nn
 
 from sublayer.errors import InputError
 from sublayer.inspect.trace import attention, watching
+from sublayer.nn.additive import AdditiveOp
 from sublayer.nn.attend import Kernel
 from sublayer.nn.attention import AttentionOp
 from sublayer.nn.rope import Rope
 from sublayer.nn.sublayer import ModelOp
-from sublayer.recipes import gpt2, llama
+from sublayer.recipes import family, gpt2, llama
 from tests.decoding.models import ENCODER_DECODERS, SPECS, tiny
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
@@ -145,6 +146,17 @@ def test_every_attention_of_an_encoder_decoder_is_seen_in_every_call() -> None:
         kind = "encoder" if name.startswith("encoder") else name.rsplit(".", 1)[1]
         expected = {"encoder": [[n, n], [n, n]], "cross": [[4, n], [5, n]]}.get(kind, [[4, 4], [5, 5]])
         assert found == expected, name
+
+
+def test_additive_attention_is_seen_as_one_head() -> None:
+    module = family("seq2seq")
+    model = module.seq2seq(**module.TINY).build(seed=0)
+    with watching(model) as seen, torch.inference_mode():
+        model(torch.tensor([IDS[:4]]), source=torch.tensor([IDS]))
+    (calls,) = seen.values()
+    assert [list(call.shape) for call in calls] == [[1, 1, 4, len(IDS)]]
+    torch.testing.assert_close(calls[0].sum(-1), torch.ones(1, 1, 4))
+    assert all(op.watch is None for op in model.modules() if isinstance(op, AdditiveOp))
 
 
 def test_decoding_shows_each_new_token_over_all_before_it() -> None:

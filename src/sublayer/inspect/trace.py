@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..decoding.slots import evaluating
 from ..errors import InputError
+from ..nn.additive import AdditiveOp
 from ..nn.attend import Kernel
 from ..nn.attention import AttendingOp
 from ..nn.sublayer import ModelOp
@@ -38,21 +39,27 @@ def attention(model: ModelOp, ids: Sequence[int] | Tensor) -> dict[str, Tensor]:
 def watching(model: nn.Module) -> Iterator[Weights]:
     """Within it, the attention weights of every forward pass: {layer: a tensor [B, N, L, M] for each call}.
 
-    The pass runs in the kernel `reference`, which alone has weights to show: with it outputs are the same to the last
-    bit as without watching; those of another kernel differ from them by rounding.
+    Additive attention has one head, N = 1. Attention of scaled products runs in the kernel `reference`, which alone has
+    weights to show: with it outputs are the same to the last bit as without watching; those of another kernel differ
+    from them by rounding.
     """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, AttendingOp)}
-    kernels: list[Kernel] = [layer.kernel for layer in layers.values()]
-    watches = [layer.watch for layer in layers.values()]
+    layers = {name: op for name, op in model.named_modules() if isinstance(op, AttendingOp | AdditiveOp)}
+    kernels: list[tuple[AttendingOp, Kernel]] = [
+        (op, op.kernel) for op in layers.values() if isinstance(op, AttendingOp)
+    ]
+    watches = [(op, op.watch) for op in layers.values()]
     seen: Weights = {}
     try:
-        for name, layer in layers.items():
-            layer.kernel = "reference"
-            layer.watch = _recorder(seen, name.removesuffix(".op"))
+        for op, _ in kernels:
+            op.kernel = "reference"
+        for name, op in layers.items():
+            op.watch = _recorder(seen, name.removesuffix(".op"))
         yield seen
     finally:
-        for layer, kernel, watch in zip(layers.values(), kernels, watches, strict=True):
-            layer.kernel, layer.watch = kernel, watch
+        for op, kernel in kernels:
+            op.kernel = kernel
+        for op, watch in watches:
+            op.watch = watch
 
 
 def _recorder(seen: Weights, name: str) -> Callable[[Tensor], None]:
