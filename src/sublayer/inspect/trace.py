@@ -50,13 +50,13 @@ def watching(model: nn.Module) -> Iterator[Weights]:
     watches = [(op, op.watch) for op in layers.values()]
     seen: Weights = {}
     try:
-        for op, _ in kernels:
+        for op in scaled:
             op.kernel = "reference"
         for name, op in layers.items():
             op.watch = _recorder(seen, name.removesuffix(".op"))
         yield seen
     finally:
-        for op, kernel in kernels:
+        for op, kernel in zip(scaled, kernels, strict=True):
             op.kernel = kernel
         for op, watch in watches:
             op.watch = watch
