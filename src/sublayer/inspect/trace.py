@@ -44,9 +44,8 @@ def watching(model: nn.Module) -> Iterator[Weights]:
     from them by rounding.
     """
     layers = {name: op for name, op in model.named_modules() if isinstance(op, AttendingOp | AdditiveOp)}
-    kernels: list[tuple[AttendingOp, Kernel]] = [
-        (op, op.kernel) for op in layers.values() if isinstance(op, AttendingOp)
-    ]
+    scaled = [op for op in layers.values() if isinstance(op, AttendingOp)]
+    kernels: list[Kernel] = [op.kernel for op in scaled]
     watches = [(op, op.watch) for op in layers.values()]
     seen: Weights = {}
     try:
