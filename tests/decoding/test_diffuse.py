@@ -87,6 +87,13 @@ def test_what_is_asked_undoes_what_was_done(target: Literal["noise", "velocity"]
     assert 0 < int((told == 3).sum()) < 6
 
 
+def test_a_model_that_answers_another_shape_is_refused_before_it_is_trained() -> None:
+    sizes = {"classes": 2, "image": 8, "patch": 4, "channels": 1}
+    Diffusion().fits(sublayer.recipes.dit(32, 1, 2, **sizes, learn_sigma=False))
+    with pytest.raises(UsageError, match="answers 2 channels to images of 1"):
+        Diffusion().fits(sublayer.recipes.dit(32, 1, 2, **sizes))
+
+
 def test_a_small_dit_learns() -> None:
     """Images that are the same everywhere, black or white: noise is what differs between pixels."""
     spec = sublayer.recipes.dit(32, 1, 2, classes=2, image=8, patch=4, channels=1, learn_sigma=False)

@@ -72,6 +72,13 @@ class Diffusion(OnImages):
         taken = getattr(model.embedding, "classes", None)
         if taken is None:
             raise UsageError(f"objective: {self.kind} trains models of noised images with a time and a class, as dit")
+        images = getattr(getattr(model.embedding, "patches", None), "channels", None)
+        answers = getattr(model.head, "channels", images)
+        if answers != images:
+            raise UsageError(
+                f"objective: {self.kind}, but the model answers {answers} channels to images of {images}: "
+                "model.learn_sigma=false gives one that answers in their shape"
+            )
 
     def collate(self, pictures: Pictures, classes: int, generator: torch.Generator) -> Batch:
         images, B = pictures.images, len(pictures.labels)
