@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -88,7 +88,7 @@ def test_what_is_asked_undoes_what_was_done(target: Literal["noise", "velocity"]
 
 
 def test_a_model_that_answers_another_shape_is_refused_before_it_is_trained() -> None:
-    sizes = {"classes": 2, "image": 8, "patch": 4, "channels": 1}
+    sizes: dict[str, Any] = {"classes": 2, "image": 8, "patch": 4, "channels": 1}
     Diffusion().fits(sublayer.recipes.dit(32, 1, 2, **sizes, learn_sigma=False))
     with pytest.raises(UsageError, match="answers 2 channels to images of 1"):
         Diffusion().fits(sublayer.recipes.dit(32, 1, 2, **sizes))
