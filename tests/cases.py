@@ -24,7 +24,7 @@ from sublayer.recipes.actions import PATCH, ImagesAndTokens
 from sublayer.recipes.dit import Noised
 from sublayer.recipes.evoformer import EmbedAlignment
 from sublayer.step import Step
-from tests.contracts import Case, Document, Padding, Together, texts
+from tests.case import Case, Document, Padding, Together, texts
 
 
 def _recipe(name: str) -> Case:

@@ -13,8 +13,9 @@ from sublayer.recipes import model as published
 from sublayer.state import State
 from sublayer.step import Step
 from tests.broken import BROKEN, Broken, around, window_plus_one
+from tests.case import EXACT, alone, assert_near, rough, with_its_past
 from tests.cases import CASES
-from tests.contracts import CONTRACTS, EXACT, alone, assert_near, compiled, rough, with_its_past
+from tests.contracts import CONTRACTS, compiled
 from tests.language import beats_unigrams
 
 KIB = 1024

@@ -10,8 +10,8 @@ from sublayer.nn.sublayer import ModelOp
 from sublayer.recipes import llama
 from sublayer.state import State
 from sublayer.text import Bytes
+from tests.case import rough
 from tests.cases import CASES
-from tests.contracts import rough
 from tests.decoding.models import ENCODER_DECODERS, SPECS, log_probability, next_logits, tiny
 
 PROMPT = [5, 9, 2]

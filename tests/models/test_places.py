@@ -15,7 +15,7 @@ from sublayer.nn.position import Learned
 from sublayer.nn.sublayer import Block, Model, Sublayer, Trunk, pre_norm, repeat
 from sublayer.state import State
 from sublayer.step import Step
-from tests.contracts import assert_near, roughen
+from tests.case import assert_near, roughen
 
 D, VOCAB = 16, 31
 

@@ -10,8 +10,8 @@ from sublayer.errors import InputError, SpecError
 from sublayer.nn.additive import Additive, AdditiveOp
 from sublayer.nn.op import Context
 from sublayer.step import Step
+from tests.case import rough, texts
 from tests.cases import CASES
-from tests.contracts import rough, texts
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from sublayer.nn.op import Context
 from sublayer.nn.sublayer import Block, Model, Sublayer, Trunk
 from sublayer.state import State
 from sublayer.step import Shared, Step, document_starts
-from tests.contracts import assert_near
+from tests.case import assert_near
 
 D = 3
 FORMS: list[dict[str, Any]] = [

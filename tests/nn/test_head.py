@@ -18,7 +18,8 @@ from sublayer.nn.op import Context, Part
 from sublayer.nn.sublayer import Block, Model, ModelOp, Trunk, pre_norm, repeat
 from sublayer.step import Step
 from sublayer.train.loss import head_loss
-from tests.contracts import Case, compiled, learning, packing, padding, round_trip
+from tests.case import Case
+from tests.contracts import compiled, learning, packing, padding, round_trip
 
 SEGMENT = torch.tensor([[0, 3, 3, 3, 0, 1, 1, 0], [2, 2, 2, 2, 2, 2, 5, 5], [0] * 8, [4, 4, 4, 4, 4, 4, 4, 4]])
 DOCUMENTS = [(0, [1, 2, 3]), (0, [5, 6]), (1, [0, 1, 2, 3, 4, 5]), (1, [6, 7]), (3, list(range(8)))]

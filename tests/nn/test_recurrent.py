@@ -14,7 +14,7 @@ from sublayer.nn.recurrent import Cell, Kind, Reader, Recurrent, RecurrentOp
 from sublayer.nn.sublayer import Model, Trunk
 from sublayer.state import State
 from sublayer.step import Shared, Step, document_starts
-from tests.contracts import assert_near
+from tests.case import assert_near
 
 D, H = 5, 4
 KINDS: tuple[Kind, ...] = ("elman", "lstm", "gru")

@@ -15,7 +15,7 @@ from sublayer.recipes import actions, llama, to_hf
 from sublayer.recipes.actions import PATCH, TINY, ImagesAndTokens, images_first
 from sublayer.state import State
 from sublayer.step import Step
-from tests.contracts import roughen
+from tests.case import roughen
 from tests.oracle import close
 
 SMALL: dict[str, Any] = TINY | {"image": (8, 12), "patch": 4, "channels": 2}

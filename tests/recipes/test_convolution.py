@@ -11,7 +11,7 @@ from sublayer.errors import SpecError
 from sublayer.nn.sublayer import ModelOp
 from sublayer.recipes import to_hf
 from sublayer.recipes.convolution import TINY, convolution
-from tests.contracts import Case, rough, texts
+from tests.case import Case, rough, texts
 from tests.oracle import close
 
 FORMS: dict[str, dict[str, Any]] = {

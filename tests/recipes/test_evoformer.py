@@ -15,7 +15,7 @@ from sublayer.nn.op import Context
 from sublayer.nn.sublayer import ModelOp
 from sublayer.recipes.evoformer import SIZES, TINY, SharedDropout, evoformer, to_hf
 from sublayer.step import Step
-from tests.contracts import assert_near, roughen
+from tests.case import assert_near, roughen
 from tests.oracle import close
 
 Weights = Mapping[str, Tensor]

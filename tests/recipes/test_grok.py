@@ -11,7 +11,7 @@ from sublayer.errors import SpecError
 from sublayer.nn.sublayer import ModelOp
 from sublayer.recipes import grok, to_hf
 from sublayer.recipes.grok import TINY
-from tests.contracts import roughen
+from tests.case import roughen
 from tests.oracle import close
 
 IDS = torch.randint(97, (2, 9), generator=torch.Generator().manual_seed(1))

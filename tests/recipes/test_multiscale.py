@@ -16,8 +16,8 @@ from sublayer.state import State
 from sublayer.step import Step
 from sublayer.train.flops import flops_per_token
 from sublayer.train.optim import kinds
+from tests.case import rough
 from tests.cases import CASES
-from tests.contracts import rough
 from tests.oracle import PACKED, close
 
 P = TINY["patch"]

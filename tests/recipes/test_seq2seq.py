@@ -14,7 +14,7 @@ from sublayer.recipes import to_hf
 from sublayer.recipes.seq2seq import TINY, seq2seq
 from sublayer.state import State
 from sublayer.step import Step
-from tests.contracts import Case, assert_near, rough, texts
+from tests.case import Case, assert_near, rough, texts
 from tests.oracle import close
 
 FORMS: dict[str, dict[str, Any]] = {

@@ -24,8 +24,8 @@ from sublayer.recipes import to_hf
 from sublayer.recipes.t5 import TINY, t5, t5_from_hf
 from sublayer.state import State
 from sublayer.step import Step
+from tests.case import alone, rough
 from tests.cases import CASES
-from tests.contracts import alone, rough
 from tests.oracle import check_parity, close, export, oracle, raised, saved
 
 pytestmark = pytest.mark.filterwarnings("ignore:lm_head.weight differs from shared.weight")

@@ -15,7 +15,7 @@ from sublayer.nn.sublayer import Model
 from sublayer.recipes import to_hf
 from sublayer.recipes.transformer import TINY, from_hf, transformer
 from sublayer.step import Step
-from tests.contracts import assert_near, roughen
+from tests.case import assert_near, roughen
 from tests.oracle import check_parity, close, export, oracle, raised, saved
 
 SIZES: dict[str, Any] = {

@@ -13,8 +13,8 @@ from sublayer.errors import InputError, SpecError, UsageError, WeightsError
 from sublayer.recipes import to_hf, whisper
 from sublayer.recipes.whisper import TINY, from_hf
 from sublayer.step import Step
+from tests.case import rough
 from tests.cases import CASES
-from tests.contracts import rough
 from tests.oracle import check_parity, close, export, oracle, raised, saved
 
 SIZES: dict[str, Any] = {

@@ -20,7 +20,7 @@ from sublayer.train.feeds import AlignmentFeed
 from sublayer.train.protein import MaskedAlignment, distance_loss
 from sublayer.train.view import Quiet
 from tests.assets import debian
-from tests.contracts import roughen
+from tests.case import roughen
 from tests.train.objectives import carry_out, generator
 
 # --- alignments ---
