@@ -6,7 +6,7 @@ import pytest
 
 from sublayer.errors import SpecError
 from sublayer.recipes import FAMILIES, family, from_hf
-from sublayer.recipes.config import IRRELEVANT, Config
+from sublayer.recipes.config import IRRELEVANT, Config, mean
 from sublayer.spec import Spec
 from tests.recipes.test_bamba import config as bamba
 from tests.recipes.test_deepseek_v3 import config as deepseek_v3
@@ -128,3 +128,18 @@ def test_a_familys_tiny_model_is_written_and_read_as_itself(name: str) -> None:
     if module.HF:
         spec = getattr(module, name)(**module.TINY)
         assert from_hf(json.loads(json.dumps(module.to_hf(spec)))) == (spec, module)
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.001, 0.02, 0.5, 1 / 3, 0.1, 7.123456789012345e-4])
+def test_a_coefficient_of_a_mean_is_written_as_it_was_read(coefficient: float) -> None:
+    for layers in range(200):
+        each = Config({"loss": coefficient}).over(layers, "loss", 0.0)
+        assert each == (coefficient / layers if layers else coefficient)
+        assert Config({"loss": mean(each, layers)}).over(layers, "loss", 0.0) == each
+        if len(str(coefficient)) < 7:
+            assert mean(each, layers) == coefficient
+
+
+def test_a_coefficient_that_is_no_number_is_refused() -> None:
+    with pytest.raises(SpecError, match="loss='a' is not a number"):
+        Config({"loss": "a"}).over(2, "loss", 0.0)

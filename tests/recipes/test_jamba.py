@@ -87,7 +87,7 @@ def test_published_config_is_the_published_size() -> None:
         "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "router_aux_loss_coef": 0.001, "sliding_window": None,
         "tie_word_embeddings": False, "use_mamba_kernels": True, "vocab_size": 65536,
     })  # fmt: skip
-    assert spec == jamba(4096, 32, 32, 8, 14336, 65536, inner=8192, rank=256)
+    assert spec == jamba(4096, 32, 32, 8, 14336, 65536, inner=8192, rank=256, balance_loss=0.001 / 16)
 
 
 @pytest.mark.parametrize(

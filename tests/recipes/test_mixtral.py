@@ -65,6 +65,18 @@ def test_the_balance_loss_is_theirs_where_one_layer_has_it(padded: bool, tmp_pat
     close(found, wanted)
 
 
+def test_the_balance_loss_weighs_as_much_as_theirs_over_three_layers(tmp_path) -> None:
+    """Where every layer spreads the tokens alike, the loss of all is that of each: theirs is a mean, ours a sum."""
+    theirs = oracle(MixtralConfig, num_hidden_layers=3, router_aux_loss_coef=0.5, output_router_logits=True)
+    for name, weight in theirs.named_parameters():
+        if name.endswith("mlp.gate.weight"):
+            weight.data.zero_()
+    ours = sublayer.load(saved(theirs, tmp_path), dtype=torch.float64).train()
+    with raised():
+        expected = 0.5 * theirs(IDS, use_cache=False).aux_loss
+    close(ours(IDS)[1]["balance"], expected)
+
+
 def test_padded_and_packed_rows_equal_theirs(tmp_path) -> None:
     check_geometry(MixtralConfig, tmp_path)
 
@@ -106,7 +118,7 @@ def test_absent_keys_mean_what_their_config_class_says() -> None:
     assert spec.find("decoder.blocks.0.attn.op.kv_heads") == 4
     assert spec.find("decoder.blocks.0.attn.op.position.theta") == MixtralConfig.default_theta
     assert spec.find("decoder.blocks.0.ffn.op.router.active") == MixtralConfig().num_experts_per_tok
-    assert spec.find("decoder.blocks.0.ffn.op.router.balance_loss") == MixtralConfig().router_aux_loss_coef
+    assert spec.find("decoder.blocks.0.ffn.op.router.balance_loss") == MixtralConfig().router_aux_loss_coef / 2
 
 
 @pytest.mark.parametrize("change", ["router.renormalise=false", "router.z_loss=0.1", "router.capacity=4",

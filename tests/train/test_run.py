@@ -199,6 +199,28 @@ def test_a_finished_run_is_only_reported(texts: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_run_that_was_killed_while_it_drew_its_last_picture_draws_it_again(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    out = tmp_path / "out"
+
+    def draw(path: Path, *_: object, **__: object) -> None:
+        if (out / "model").exists():
+            path.with_name(f".{path.name}.{2**22 + 1}.partial").touch()  # a process that is no more
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sublayer.train.run.plot_loss", draw)
+        with pytest.raises(Killed):
+            train(tiny(texts, out))
+    train(tiny(texts, out))
+    assert (out / "loss.png").exists()
+    assert [path.name for path in out.rglob("*partial*")] == []
+
+
 def test_another_run_in_the_folder_is_refused_or_moved_aside(texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     train(tiny(texts, out))

@@ -52,7 +52,7 @@ class Router(Spec):
     """ε: while training, the router's input is multiplied by random numbers from 1 − ε to 1 + ε."""
     balance_loss: float = 0.0
     """α of Switch's auxiliary loss α · E · Σ f P: f is the share of tokens sent to an expert (which sum to k), P its
-    mean score (arXiv 2101.03961, eq. 4)."""
+    mean score (arXiv 2101.03961, eq. 4). A model adds up the losses of its layers."""
     z_loss: float = 0.0
     """What the mean of logsumexp(logits)² is multiplied by as an auxiliary loss (arXiv 2202.08906, eq. 5)."""
 

@@ -70,6 +70,13 @@ class Config:
             raise SpecError(f"{self.kind}: {key}={_short(value)} is not a number above 0{limit}")
         return value
 
+    def over(self, layers: int, key: str, default: float) -> float:
+        """A coefficient of each layer's loss, where the key is of the mean over `layers`: ours are added up."""
+        value = self(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise SpecError(f"{self.kind}: {key}={_short(value)} is not a number")
+        return value / max(layers, 1)
+
     def table(self, key: str) -> dict[str, Any]:
         """A JSON object; empty where the key is absent or null."""
         value = self(key, {})
@@ -127,6 +134,13 @@ class Config:
 def without_head(read: Callable[[Mapping[str, Any]], Model]) -> Callable[[Mapping[str, Any]], Model]:
     """The reader of the same architecture's base class, whose checkpoints hold no head: it answers hidden vectors."""
     return lambda values: read(values).replace(head=None, tied=False)
+
+
+def mean(each: float, layers: int) -> float:
+    """The coefficient that `Config.over` reads as `each`: the shortest, to the last bit where that can be."""
+    near = each * max(layers, 1)
+    tried = (float(f"{near:.12g}"), near, math.nextafter(near, math.inf), math.nextafter(near, 0))
+    return next((value for value in tried if value / max(layers, 1) == each), near)
 
 
 def labels(classes: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from ..nn.norm import RMSNorm
 from ..nn.rope import Rope, rope_from_hf, rope_to_hf
 from ..nn.rope_scaling import Yarn
 from ..nn.sublayer import Block, Model, Trunk, pre_norm
-from .config import Config, without_head
+from .config import Config, mean, without_head
 from .llama import NAMES as LLAMA
 
 ROPE = Rope(theta=150000.0, scaling=Yarn(32.0, trained_length=4096, truncate=False))
@@ -164,7 +164,7 @@ def gpt_oss_from_hf(values: Mapping[str, Any]) -> Model:
         bias=config("attention_bias", True),
         eps=config("rms_norm_eps", 1e-5),
         dropout=config("attention_dropout", 0.0),
-        balance_loss=config("router_aux_loss_coef", 0.001),
+        balance_loss=config.over(layers, "router_aux_loss_coef", 0.001),
         tied=config("tie_word_embeddings", False),
     )
     config.done("rope_scaling", "rope_parameters", "max_position_embeddings", "initial_context_length",
@@ -187,7 +187,7 @@ def to_hf(model: Model) -> dict[str, Any]:
         "intermediate_size": moe.expert.hidden,
         "num_local_experts": moe.experts,
         "num_experts_per_tok": moe.router.active,
-        "router_aux_loss_coef": moe.router.balance_loss,
+        "router_aux_loss_coef": mean(moe.router.balance_loss, len(windows)),
         "swiglu_alpha": moe.expert.alpha,
         "swiglu_limit": moe.expert.limit,
         "sliding_window": max(filter(None, windows), default=None),

@@ -23,7 +23,7 @@ from ..nn.mamba import Mamba
 from ..nn.moe import MoE, Router
 from ..nn.norm import RMSNorm
 from ..nn.sublayer import Block, Model, Trunk, pre_norm
-from .config import Config, without_head
+from .config import Config, mean, without_head
 from .mamba import ACTIVATIONS, mixer_rows, whole
 
 Every = tuple[int, int]
@@ -133,15 +133,16 @@ def from_hf(values: Mapping[str, Any]) -> Model:
 
     config.fix("mamba_inner_layernorms", True)
     config.fix("sliding_window")
+    layers, moe = config.layers("num_hidden_layers"), every("expert", 2, 1)
     model = jamba(
         dim,
-        config.layers("num_hidden_layers"),
+        layers,
         heads,
         config.given("num_key_value_heads", 8) or heads,
         config.count("intermediate_size"),
         config.count("vocab_size"),
         attention=every("attn", 8, 4),
-        moe=every("expert", 2, 1),
+        moe=moe,
         experts=config.count("num_experts", 16),
         active=config.count("num_experts_per_tok", 2),
         inner=int(config.number("mamba_expand", 2) * dim),
@@ -153,7 +154,7 @@ def from_hf(values: Mapping[str, Any]) -> Model:
         activation=config.choose("hidden_act", ACTIVATIONS, "silu"),
         eps=config("rms_norm_eps", 1e-6),
         dropout=config("attention_dropout", 0.0),
-        balance_loss=config("router_aux_loss_coef", 0.001),
+        balance_loss=config.over(len(range(moe[1], layers, moe[0])), "router_aux_loss_coef", 0.001),
         tied=config("tie_word_embeddings", False),
     )
     config.done("output_router_logits", "use_mamba_kernels", "use_mambapy", "use_associative_scan",
@@ -166,7 +167,8 @@ def to_hf(model: Model) -> dict[str, Any]:
     mixers, ffns = zip(*([sub.op for sub in block.sublayers] for block in model.find("decoder.blocks")), strict=True)
     mamba, *_ = [mixer for mixer in mixers if isinstance(mixer, Mamba)]
     attention = next((mixer for mixer in mixers if isinstance(mixer, Attention)), None)
-    moe = next((ffn for ffn in ffns if isinstance(ffn, MoE)), None)
+    routed = [ffn for ffn in ffns if isinstance(ffn, MoE)]
+    moe = routed[0] if routed else None
     attn_period, attn_offset = _every([isinstance(mixer, Attention) for mixer in mixers])
     expert_period, expert_offset = _every([isinstance(ffn, MoE) for ffn in ffns])
     plain = moe.expert if moe is not None else ffns[0]
@@ -186,7 +188,7 @@ def to_hf(model: Model) -> dict[str, Any]:
         "expert_layer_offset": expert_offset,
         "num_experts": moe.experts if moe is not None else 1,
         "num_experts_per_tok": moe.router.active if moe is not None else 1,
-        "router_aux_loss_coef": moe.router.balance_loss if moe is not None else 0.0,
+        "router_aux_loss_coef": mean(moe.router.balance_loss, len(routed)) if moe is not None else 0.0,
         "mamba_expand": whole(mamba.inner / model.dim),
         "mamba_d_state": mamba.state_size,
         "mamba_dt_rank": mamba.rank or "auto",

@@ -22,7 +22,7 @@ from ..nn.moe import MoE, Router
 from ..nn.norm import RMSNorm
 from ..nn.rope import Rope, rope_from_hf, rope_to_hf
 from ..nn.sublayer import Block, Model, Trunk, pre_norm, repeat
-from .config import Config, without_head
+from .config import Config, mean, without_head
 from .llama import ACTIVATIONS
 from .llama import NAMES as LLAMA
 
@@ -45,10 +45,10 @@ def mixtral(
     activation: Activation = "silu",
     eps: float = 1e-5,
     dropout: float = 0.0,
-    balance_loss: float = 0.02,
+    balance_loss: float = 0.001,
     tied: bool = False,
 ) -> Model:
-    """The architecture. balance_loss: the coefficient of Switch's auxiliary loss, 0.02 in the published files.
+    """The architecture. balance_loss: of each layer; the published files' 0.02 is of their mean.
 
     The paper publishes no initialisation: new models begin as Llama's do here.
     """
@@ -84,12 +84,12 @@ IGNORED = ("model.layers.{}.self_attn.rotary_emb.inv_freq",)  # computed from th
 def mixtral_from_hf(values: Mapping[str, Any]) -> Model:
     """The spec of a MixtralForCausalLM's config.json. Raises SpecError for what is not modelled."""
     config = Config(values)
-    heads = config.count("num_attention_heads", 32)
+    heads, layers = config.count("num_attention_heads", 32), config.layers("num_hidden_layers")
     head_size = config.count("head_dim", config.count("hidden_size") // heads)
     config.fix("router_jitter_noise", 0.0)  # theirs shakes what the experts read too, and no published file asks
     model = mixtral(
         config.count("hidden_size"),
-        config.layers("num_hidden_layers"),
+        layers,
         heads,
         config.given("num_key_value_heads", 8) or heads,
         config.count("intermediate_size"),
@@ -102,7 +102,7 @@ def mixtral_from_hf(values: Mapping[str, Any]) -> Model:
         activation=config.choose("hidden_act", ACTIVATIONS, "silu"),
         eps=config("rms_norm_eps", 1e-5),
         dropout=config("attention_dropout", 0.0),
-        balance_loss=config("router_aux_loss_coef", 0.001),
+        balance_loss=config.over(layers, "router_aux_loss_coef", 0.001),
         tied=config("tie_word_embeddings", False),
     )
     config.done("rope_scaling", "rope_parameters", "max_position_embeddings", "output_router_logits")
@@ -112,19 +112,19 @@ def mixtral_from_hf(values: Mapping[str, Any]) -> Model:
 def to_hf(model: Model) -> dict[str, Any]:
     """The config.json of a spec of this family; the caller checks that it reads back as the same spec."""
     attention, moe = model.find("decoder.blocks.0.attn.op"), model.find("decoder.blocks.0.ffn.op")
-    head_size = attention.head_size or model.dim // attention.heads
+    head_size, layers = attention.head_size or model.dim // attention.heads, len(model.find("decoder.blocks"))
     return {
         "architectures": ["MixtralForCausalLM"],
         "model_type": "mixtral",
         "hidden_size": model.dim,
-        "num_hidden_layers": len(model.find("decoder.blocks")),
+        "num_hidden_layers": layers,
         "num_attention_heads": attention.heads,
         "num_key_value_heads": attention.kv_heads,
         "head_dim": head_size,
         "intermediate_size": moe.expert.hidden,
         "num_local_experts": moe.experts,
         "num_experts_per_tok": moe.router.active,
-        "router_aux_loss_coef": moe.router.balance_loss,
+        "router_aux_loss_coef": mean(moe.router.balance_loss, layers),
         "sliding_window": attention.window,
         "vocab_size": model.vocab,
         "hidden_act": {ours: theirs for theirs, ours in ACTIVATIONS.items()}[moe.expert.activation],

@@ -97,7 +97,7 @@ def dense_from_hf(values: Mapping[str, Any]) -> Model:
 def moe_from_hf(values: Mapping[str, Any]) -> Model:
     """The spec of a Qwen3_5MoeForCausalLM's config.json. Raises SpecError for what is not modelled."""
     config = Config(values)
-    return _read(config, read_experts(config, 256, 8))
+    return _read(config, read_experts(config, config.layers("num_hidden_layers"), 256, 8))
 
 
 def _read(config: Config, ffn: FFN) -> Model:

@@ -23,7 +23,7 @@ from ..nn.moe import MoE, Router
 from ..nn.norm import RMSNorm
 from ..nn.rope import Rope, rope_from_hf, rope_to_hf
 from ..nn.sublayer import Block, Model, Trunk, pre_norm
-from .config import Config, without_head
+from .config import Config, mean, without_head
 from .llama import ACTIVATIONS
 from .llama import NAMES as LLAMA
 
@@ -129,7 +129,7 @@ def qwen3_moe_from_hf(values: Mapping[str, Any]) -> Model:
         activation=config.choose("hidden_act", ACTIVATIONS, "silu"),
         eps=config("rms_norm_eps", 1e-6),
         dropout=config("attention_dropout", 0.0),
-        balance_loss=config("router_aux_loss_coef", 0.001),
+        balance_loss=config.over(layers - len(dense), "router_aux_loss_coef", 0.001),
         tied=config("tie_word_embeddings", False),
     )
     config.done("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", "output_router_logits",
@@ -155,7 +155,7 @@ def to_hf(model: Model) -> dict[str, Any]:
         "num_experts": moe.experts,
         "num_experts_per_tok": moe.router.active,
         "norm_topk_prob": moe.router.renormalise,
-        "router_aux_loss_coef": moe.router.balance_loss,
+        "router_aux_loss_coef": mean(moe.router.balance_loss, len(ffns) - len(dense)),
         "mlp_only_layers": dense,
         "decoder_sparse_step": 1,
         "use_sliding_window": attention.window is not None,

@@ -25,7 +25,7 @@ from ..nn.moe import MoE, Router
 from ..nn.norm import RMSNorm
 from ..nn.rope import Rope, rope_from_hf, rope_to_hf
 from ..nn.sublayer import Block, Model, Trunk, pre_norm
-from .config import Config, without_head
+from .config import Config, mean, without_head
 from .llama import ACTIVATIONS
 
 FFN = FeedForward | MoE
@@ -221,8 +221,8 @@ def activation(config: Config) -> Activation:
     return config.choose("hidden_act", ACTIVATIONS, "silu")
 
 
-def read_experts(config: Config, count: int, active: int, *, renormalise: bool = True) -> MoE:
-    """The experts of a config.json; count and active where it names none."""
+def read_experts(config: Config, layers: int, count: int, active: int, *, renormalise: bool = True) -> MoE:
+    """The experts of each of so many layers of a config.json; count and active where it names none."""
     return experts(
         config.count("num_experts", count),
         config.count("num_experts_per_tok", active),
@@ -230,7 +230,7 @@ def read_experts(config: Config, count: int, active: int, *, renormalise: bool =
         config.count("shared_expert_intermediate_size", 512),
         activation(config),
         renormalise=renormalise,
-        balance_loss=config("router_aux_loss_coef", 0.001),
+        balance_loss=config.over(layers, "router_aux_loss_coef", 0.001),
     )
 
 
@@ -245,11 +245,11 @@ def from_hf(values: Mapping[str, Any]) -> Model:
     dense = config("mlp_only_layers", [])
     if not isinstance(dense, list) or any(type(i) is not int for i in dense):
         raise SpecError(f"{config.kind}: mlp_only_layers is not a list of layer numbers")
+    sparse = [i not in dense and (i + 1) % every == 0 for i in range(layers)]
     ffn: FFN = FeedForward(config.count("intermediate_size", 5632), activation(config), gated=True)
     moe: FFN = ffn
     if config.count("num_experts", 512, least=0):
-        moe = read_experts(config, 512, 10, renormalise=config("norm_topk_prob", True))
-    sparse = [i not in dense and (i + 1) % every == 0 for i in range(layers)]
+        moe = read_experts(config, sum(sparse), 512, 10, renormalise=config("norm_topk_prob", True))
     model = read(config, values, tuple(moe if at else ffn for at in sparse))
     config.done(*IRRELEVANT, "norm_topk_prob", "num_experts_per_tok", "moe_intermediate_size",
                 "shared_expert_intermediate_size", "router_aux_loss_coef")  # fmt: skip
@@ -307,7 +307,7 @@ def to_hf(model: Model) -> dict[str, Any]:
             "moe_intermediate_size": moe.expert.hidden,
             "shared_expert_intermediate_size": moe.shared.hidden,
             "norm_topk_prob": moe.router.renormalise,
-            "router_aux_loss_coef": moe.router.balance_loss,
+            "router_aux_loss_coef": mean(moe.router.balance_loss, len(ffns) - len(dense)),
         }
         | ({"intermediate_size": ffns[dense[0]].hidden} if dense else {})
     )

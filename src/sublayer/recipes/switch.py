@@ -18,7 +18,7 @@ from ..names import STACKED, Row, rows
 from ..nn.feed_forward import Activation
 from ..nn.moe import MoE, Router
 from ..nn.sublayer import Model, Trunk
-from .config import MAX_LAYERS, Config, without_head
+from .config import MAX_LAYERS, Config, mean, without_head
 from .t5 import NAMES as T5
 from .t5 import TINY as T5_TINY
 from .t5 import t5
@@ -142,31 +142,41 @@ def switch_from_hf(values: Mapping[str, Any]) -> Model:
         capacity=config.count("expert_capacity", 64),
         router_bias=config("router_bias", False),
         jitter=config("router_jitter_noise", 0.01),
-        balance_loss=config("router_aux_loss_coef", 0.001),
-        z_loss=config("router_z_loss_coef", 0.001),
         tied=tied,
     )
+    for trunk, routed in _routed(model).items():
+        balance = config.over(len(routed), "router_aux_loss_coef", 0.001)
+        z = config.over(len(routed), "router_z_loss_coef", 0.001)
+        if routed:
+            router = f"{trunk}.blocks.*.ffn.op.router"
+            model = model.override(**{f"{router}.balance_loss": balance, f"{router}.z_loss": z})
     config.done("router_ignore_padding_tokens", "add_router_probs", "output_router_logits", "initializer_factor",
                 "n_positions", "batch_prioritized_routing", "num_selected_experts")  # fmt: skip
     return model
 
 
+def _routed(model: Model) -> dict[str, list[MoE]]:
+    """The layers with experts of each trunk."""
+    ffns = {name: [b.sublayers[-1].op for b in model.find(f"{name}.blocks")] for name in ("encoder", "decoder")}
+    return {name: [op for op in ops if isinstance(op, MoE)] for name, ops in ffns.items()}
+
+
 def to_hf(model: Model) -> dict[str, Any]:
     """The config.json of a spec of this family; the caller checks that it reads back as the same spec."""
-    trunks = (model.find("encoder.blocks"), model.find("decoder.blocks"))
-    sparse = [[op for block in blocks if isinstance(op := block.sublayers[-1].op, MoE)] for blocks in trunks]
+    encoder, decoder = _routed(model).values()
     attention, bias = model.find("decoder.blocks.0.attn.op"), model.find("decoder.bias")
-    moe: Any = next((op for ops in sparse for op in ops), None)
+    routed = encoder or decoder
+    moe: Any = routed[0] if routed else None
     activation = {ours: theirs for theirs, ours in ACTIVATIONS.items()}[moe.expert.activation]
     return {
         "architectures": ["SwitchTransformersForConditionalGeneration"],
         "model_type": "switch_transformers",
         "is_encoder_decoder": True,
         "d_model": model.dim,
-        "num_layers": len(trunks[0]),
-        "num_decoder_layers": len(trunks[1]),
-        "num_sparse_encoder_layers": len(sparse[0]),
-        "num_sparse_decoder_layers": len(sparse[1]),
+        "num_layers": len(model.find("encoder.blocks")),
+        "num_decoder_layers": len(model.find("decoder.blocks")),
+        "num_sparse_encoder_layers": len(encoder),
+        "num_sparse_decoder_layers": len(decoder),
         "num_heads": attention.heads,
         "d_kv": attention.head_size or model.dim // attention.heads,
         "d_ff": moe.expert.hidden,
@@ -175,8 +185,8 @@ def to_hf(model: Model) -> dict[str, Any]:
         "expert_capacity": moe.router.capacity,
         "router_bias": moe.router.bias,
         "router_jitter_noise": moe.router.jitter,
-        "router_aux_loss_coef": moe.router.balance_loss,
-        "router_z_loss_coef": moe.router.z_loss,
+        "router_aux_loss_coef": mean(moe.router.balance_loss, len(routed)),
+        "router_z_loss_coef": mean(moe.router.z_loss, len(routed)),
         "dense_act_fn": activation,
         "relative_attention_num_buckets": bias.buckets,
         "relative_attention_max_distance": bias.distance,

@@ -416,9 +416,9 @@ class _Training:
         about = {**asdict(score), "loss": score.loss, "perplexity": score.perplexity}
         about |= {"bits_per_byte": score.bits_per_byte if score.bytes else None, "step": self.step, "seconds": seconds}
         about |= {} if score.right is None else {"accuracy": score.accuracy}
-        with replacing(self.out / "result.json") as path:
-            path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         self._draw()
+        with replacing(self.out / "result.json") as path:  # the last: with it, the run is over
+            path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         return Result(self.out / "model", self.step, score, seconds)
 
 
