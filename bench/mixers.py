@@ -21,6 +21,7 @@ from sublayer.nn.additive import Additive
 from sublayer.nn.attention import Attention
 from sublayer.nn.delta import GatedDelta
 from sublayer.nn.gated_convolution import GatedConvolution
+from sublayer.nn.latent import LatentAttention
 from sublayer.nn.linear_attention import LinearAttention
 from sublayer.nn.mamba import Mamba, Mamba2
 from sublayer.nn.op import Context, Part
@@ -42,6 +43,7 @@ PASSES = ("forward without gradients", "forward and backward")  # whose memory i
 MIXERS: dict[str, Part] = {
     "attention": Attention(HEADS),
     f"attention, window {WINDOW}": Attention(HEADS, window=WINDOW),
+    "latent attention": LatentAttention(HEADS, latent=128, content_size=64, rotary_size=32, value_size=64),
     "additive in a GRU": Additive(hidden=104, bridge=False),
     "Elman": Recurrent("elman", hidden=320),
     "LSTM": Recurrent("lstm", hidden=144),
@@ -340,7 +342,7 @@ def draw(path: Path, passes: Series, taken: Mapping[str, Sizes], decoded: Series
 # One colour a kind, one line style within it.
 _COLOURS = {"attention": "#3b82d6", "recurrent": "#e8833a", "linear": "#2a9d6f", "state": "#c04a8a", "other": "#7d8590"}
 _KINDS = {
-    "attention": ("attention", f"attention, window {WINDOW}", "additive in a GRU"),
+    "attention": ("attention", f"attention, window {WINDOW}", "latent attention", "additive in a GRU"),
     "recurrent": ("Elman", "LSTM", "GRU"),
     "linear": ("linear attention", "gated delta"),
     "state": ("S4", "S4D", "Mamba", "Mamba-2"),

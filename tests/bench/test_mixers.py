@@ -18,6 +18,11 @@ def test_a_mixer_is_about_as_large_as_attention(name: str) -> None:
     assert low * 4 * mixers.DIM**2 <= count <= 1.1 * 4 * mixers.DIM**2
 
 
+def test_each_mixer_has_a_line_of_its_own() -> None:
+    assert mixers.STYLES.keys() == mixers.MIXERS.keys()
+    assert len({str(style) for style in mixers.STYLES.values()}) == len(mixers.MIXERS)
+
+
 @pytest.mark.parametrize("name", mixers.MIXERS)
 def test_a_pass_goes_forward_and_back_and_decoding_takes_its_tokens(name: str) -> None:
     forward, backward = mixers.training(name, 16)
