@@ -2,6 +2,7 @@
 
 They are unpacked once into the folder that the environment variable SUBLAYER_ASSETS names, or ~/.cache/sublayer/assets.
 Without a network the test is skipped, with what the fetching program said.
+The modules beside this one turn odd containers into folders as transformers has them, one a checkpoint.
 """
 
 import os
