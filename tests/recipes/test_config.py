@@ -1,8 +1,10 @@
 """Reading config.json: whatever stands in it, the answer is a spec or one line."""
 
 import json
+from typing import Any
 
 import pytest
+import transformers
 
 from sublayer.errors import SpecError
 from sublayer.recipes import FAMILIES, family, from_hf
@@ -143,3 +145,43 @@ def test_a_coefficient_of_a_mean_is_written_as_it_was_read(coefficient: float) -
 def test_a_coefficient_that_is_no_number_is_refused() -> None:
     with pytest.raises(SpecError, match="loss='a' is not a number"):
         Config({"loss": "a"}).over(2, "loss", 0.0)
+
+
+# What their classes leave open and ours need.
+OPEN: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "deberta": {"relative_attention": True, "pos_att_type": ["c2p"]},
+    "deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p"]},
+}
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers")
+LATER = {"time_step_rank": "auto", "mamba_dt_rank": "auto"}  # which their classes work out
+WITH_HEADS = [name for one in FAMILIES for name in family(one).HF if one != "dit" and not name.endswith("Model")]
+
+
+@pytest.mark.parametrize("architecture", WITH_HEADS)
+def test_an_absent_key_means_what_their_config_class_says(architecture: str) -> None:
+    made: Any = getattr(transformers, architecture).config_class
+    layers = 12 if hasattr(made(), "layer_types") else 4  # in keys of their own, numbers of two digits are padded
+    given = made(**{key: layers for key in LAYERS if hasattr(made(), key)}, **OPEN.get(made.model_type, {}))
+    full = json.loads(given.to_json_string(use_diff=False)) | {"architectures": [architecture]}
+    full |= {key: value for key, value in LATER.items() if key in full}
+    whole, needed = from_hf(full)[0], {}
+    for key in full:
+        try:
+            assert from_hf({other: value for other, value in full.items() if other != key})[0] == whole, key
+        except SpecError:
+            needed[key] = full[key]
+    assert len(needed) < 16
+    assert from_hf(needed)[0] == whole
+
+
+def test_an_absent_key_does_not_follow_another() -> None:
+    """Theirs does not take the decoder's sizes from the encoder's."""
+    for name, key in (("transformer", "decoder_ffn_dim"), ("whisper", "decoder_attention_heads")):
+        values = family(name).to_hf(getattr(family(name), name)(**family(name).TINY))
+        with pytest.raises(SpecError, match=key):
+            from_hf({other: value for other, value in values.items() if other != key})
+    values = family("switch").to_hf(family("switch").switch(**family("switch").TINY))
+    values.pop("num_decoder_layers")
+    made = transformers.SwitchTransformersConfig(**values)
+    assert len(from_hf(values)[0].find("decoder.blocks")) == made.num_decoder_layers == 12

@@ -105,9 +105,10 @@ class Config:
             return len(self.table("id2label"))
         return self.count("num_labels", 2)
 
-    def fix(self, key: str, *allowed: Any) -> None:
-        """Refuses a key whose value is not one of those this recipe models; absent or null is fine."""
-        value = self.given(key, None)
+    def fix(self, key: str, *allowed: Any, absent: Any = None) -> None:
+        """Refuses a key whose value is not one of those this recipe models; null is fine, and `absent` stands in for a
+        key that is not there."""
+        value = self.given(key, absent)
         if value is not None and value not in allowed:
             raise SpecError(
                 f"{self.kind}: {key}={_short(value)} is not modelled (only {', '.join(map(repr, allowed))})"

@@ -259,7 +259,7 @@ def from_hf(values: Mapping[str, Any]) -> Model:
         raise SpecError(
             f"{config.kind}: layer_types ends with a sliding_attention, and the last layer of these is global"
         )
-    large = _global(config, [str(i) for i, one in enumerate(local) if not one])
+    large = _global(config, [i for i, one in enumerate(local) if not one])
     tied_values = config("attention_k_eq_v", False)
     head_sizes = {"full_attention": large["head_dim"], "sliding_attention": config.count("head_dim", 256)}
     ropes = _ropes(config, head_sizes)
@@ -294,7 +294,7 @@ def from_hf(values: Mapping[str, Any]) -> Model:
     return model
 
 
-def _global(config: Config, layers: list[str]) -> dict[str, int | None]:
+def _global(config: Config, layers: list[int]) -> dict[str, int | None]:
     """Head size and key heads of global layers: two keys of their own or, as transformers writes them, a table."""
     table = config.table("per_layer_config")
     if not table:
@@ -303,7 +303,8 @@ def _global(config: Config, layers: list[str]) -> dict[str, int | None]:
         return {"head_dim": config.count("global_head_dim", 512), "num_key_value_heads": heads}
     found = list(table.values())
     known = isinstance(found[0], dict) and found[0].keys() <= {"head_dim", "num_key_value_heads"}
-    if not known or sorted(table) != sorted(layers) or any(one != found[0] for one in found):
+    named = sorted(int(key) for key in table if key.isdecimal())  # theirs are as long as the largest: "05", "11"
+    if not known or len(named) != len(table) or named != layers or any(one != found[0] for one in found):
         raise SpecError(f"{config.kind}: per_layer_config gives one head size and number of key heads to global layers")
     own = Config(found[0])
     return {"head_dim": own.count("head_dim"), "num_key_value_heads": own.count("num_key_value_heads", None)}

@@ -109,7 +109,8 @@ def switch_from_hf(values: Mapping[str, Any]) -> Model:
     modelled. While training, theirs shakes what the experts read too; the paper and ours the router's input alone."""
     config = Config(values)
     layers = config.layers("num_layers")
-    decoder_layers = config.count("num_decoder_layers", layers, most=MAX_LAYERS)
+    absent = layers if "num_decoder_layers" in values else 12
+    decoder_layers = config.count("num_decoder_layers", absent, most=MAX_LAYERS)
     sparse = config.count("num_sparse_encoder_layers", 3, least=0, most=layers)
     decoder_sparse = config.count("num_sparse_decoder_layers", 3, least=0, most=decoder_layers)
     every, decoder_every = layers // (sparse or 1), decoder_layers // (decoder_sparse or 1)

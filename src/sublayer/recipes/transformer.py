@@ -128,8 +128,8 @@ def from_hf(values: Mapping[str, Any]) -> Model:
     layers = config.layers("encoder_layers")
     decoder_layers = config.count("decoder_layers", most=MAX_LAYERS)
     heads, hidden = config.count("encoder_attention_heads"), config.count("encoder_ffn_dim")
-    config.fix("decoder_attention_heads", heads)
-    config.fix("decoder_ffn_dim", hidden)
+    config.fix("decoder_attention_heads", heads, absent=16)
+    config.fix("decoder_ffn_dim", hidden, absent=4096)
     config.fix("is_encoder_decoder", True)
     for key in ("encoder_layerdrop", "decoder_layerdrop"):
         config.fix(key, 0, 0.0)

@@ -143,8 +143,8 @@ def from_hf(values: Mapping[str, Any]) -> Model:
     dim, layers = config.count("d_model"), config.layers("encoder_layers")
     decoder_layers = config.count("decoder_layers", most=MAX_LAYERS)
     heads, hidden = config.count("encoder_attention_heads"), config.count("encoder_ffn_dim")
-    config.fix("decoder_attention_heads", heads)
-    config.fix("decoder_ffn_dim", hidden)
+    config.fix("decoder_attention_heads", heads, absent=6)
+    config.fix("decoder_ffn_dim", hidden, absent=1536)
     config.fix("is_encoder_decoder", True)
     config.fix("tie_word_embeddings", True)
     for key in ("encoder_layerdrop", "decoder_layerdrop"):
