@@ -5,11 +5,6 @@ process of its own.
 """
 
 import inspect
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,15 +13,11 @@ from sublayer.errors import MaskError
 from sublayer.nn.attend import attend
 from sublayer.nn.mask import Layout, Mask
 from tests.nn.attention import MASKS, SCALE, agree, close, inputs, outcome, present
+from tests.nn.interpreted import DEVICE, INTERPRETED, passed_in_interpreter, runs_here
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
 triton_attention = pytest.importorskip("sublayer.nn.triton_attention")
 
-INTERPRETED = bool(triton.knobs.runtime.interpret)
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-runs_here = pytest.mark.skipif(
-    DEVICE == "cpu" and not INTERPRETED, reason="no GPU: run by the test of the interpreter, in a process of its own"
-)
 EXPRESSED = [name for name, (mask, _, _) in MASKS.items() if mask.allowed is None]
 
 
@@ -36,26 +27,15 @@ def _small_tiles(monkeypatch):
     monkeypatch.setattr(triton_attention, "TILE_BYTES", 16)
 
 
-def interpreted(selection: str) -> int:
-    """How many of the tests below passed in the interpreter; fails if one did not."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", selection, __file__]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=root, check=False)
-    assert done.returncode == 0, done.stdout[-4000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    return int(passed[1]) if passed else 0
-
-
 @pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="the tests below run here")
 def test_the_interpreter_agrees_on_documents():
-    assert interpreted("masks and causal and documents or one_line") == 4
+    assert passed_in_interpreter(__file__, "masks and causal and documents or one_line") == 4
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="the tests below run here")
 def test_the_interpreter_agrees():
-    assert interpreted("not interpreter") > len(EXPRESSED)
+    assert passed_in_interpreter(__file__, "not interpreter") > len(EXPRESSED)
 
 
 def on_device(mask: Mask) -> Mask:

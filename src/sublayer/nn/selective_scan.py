@@ -5,7 +5,8 @@ B batch, L length, W channels, S states of a channel, T tokens of a block. Every
 A block's decays and inputs are made at once, [T, B, S, W] with channels innermost, which broadcasts and multiplies
 fastest; then one multiply-add a token goes through it. Forward keeps only the states between blocks; backward makes
 each block again and goes through it the other way. So memory grows with L · W, no state of a token is kept, and the
-sums are those of the recurrence itself: nothing is divided by a decay, and no exponent is above 0.
+sums are those of the recurrence itself: nothing is divided by a decay, and no exponent is above 0. On a GPU one kernel
+each way does the same (triton_scan.py).
 """
 
 from __future__ import annotations
@@ -54,6 +55,17 @@ def _block_length(x: Tensor, a: Tensor) -> tuple[int, int]:
     return min(x.shape[1], max(8, min(64, BLOCK // (rows * a.numel())))), rows
 
 
+def _triton(x: Tensor) -> Any:
+    """The kernels for a GPU, where there is one and triton with it; a token is a launch of several otherwise."""
+    if not x.is_cuda:
+        return None
+    try:
+        from . import triton_scan
+    except ImportError:
+        return None
+    return triton_scan
+
+
 class _Block:
     """The decays [T, B, S, W] and states [T + 1, B, S, W] of some tokens, the state before them first."""
 
@@ -80,6 +92,9 @@ def _run(
 ) -> tuple[Tensor, Tensor, Tensor]:
     (B, L, W), S = x.shape, len(a)
     T, together = _block_length(x, a)
+    kernels = _triton(x)
+    if kernels is not None:
+        return kernels.run(x, dt, a, b, c, past, keep, T, train)
     y, last = x.new_empty(B, L, W), x.new_zeros(B, S, W) if past is None else past.clone()
     between = x.new_empty(-(-L // T) if train else 0, B, S, W)
     for row in range(0, B, together):
@@ -108,6 +123,9 @@ def _run_back(
     """Gradients of x, dt, a, b, c and past. d_h at t is c_t · d_y_t + decay_{t+1} · d_h_{t+1}."""
     B, L = x.shape[:2]
     T, together = _block_length(x, a)
+    kernels = _triton(x)
+    if kernels is not None:
+        return kernels.run_back(d_y, d_last, x, dt, a, b, c, keep, between, T)
     d_x, d_dt, d_b, d_c = (like.new_empty(like.shape) for like in (x, dt, b, c))
     d_a, carry = torch.zeros_like(a), d_last.clone()
     for row in range(0, B, together):
