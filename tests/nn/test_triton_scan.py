@@ -42,20 +42,21 @@ def drawn(B: int, L: int, W: int, S: int) -> dict[str, Any]:
 def test_values_and_gradients_are_those_of_the_plain_form(
     shape: str, continued: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn_ = drawn(*SHAPES[shape])
-    d_y, d_last, past, keep = (drawn_.pop(name) for name in ("d_y", "d_last", "past", "keep"))
-    more: tuple[Any, Any] = (past, keep) if continued else (None, None)
-    given: Any = drawn_.values()
-    T, _ = plain._block_length(drawn_["x"], drawn_["a"])
+    given = drawn(*SHAPES[shape])
+    d_y, d_last, past, keep = (given.pop(name) for name in ("d_y", "d_last", "past", "keep"))
+    T, _ = plain._block_length(given["x"], given["a"])
+    more = {"past": past if continued else None, "keep": keep if continued else None}
+    back = {"d_y": d_y, "d_last": d_last, "keep": more["keep"]}
     with monkeypatch.context() as patch:
         patch.setattr(plain, "_triton", lambda x: None)
-        expected = plain._run(*given, *more, True)
-        expected_back = plain._run_back(d_y, d_last, *given, more[1], expected[2])
-    found = triton_scan.run(*given, *more, T, True)
+        expected = plain._run(**given, **more, train=True)
+        expected_back = plain._run_back(**given, **back, between=expected[2])
+    found = triton_scan.run(**given, **more, T=T, train=True)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(triton_scan.run(*given, *more, T, False)[:2], expected[:2], rtol=1e-10, atol=1e-12)
-    back = triton_scan.run_back(d_y, d_last, *given, more[1], found[2], T)
-    torch.testing.assert_close(back, expected_back, rtol=1e-10, atol=1e-10)
+    only = triton_scan.run(**given, **more, T=T, train=False)
+    torch.testing.assert_close(only[:2], expected[:2], rtol=1e-10, atol=1e-12)
+    found_back = triton_scan.run_back(**given, **back, between=found[2], T=T)
+    torch.testing.assert_close(found_back, expected_back, rtol=1e-10, atol=1e-10)
 
 
 @runs_here
@@ -67,9 +68,9 @@ def test_the_operator_takes_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None
 
     def answers(kernels: object) -> list[Tensor]:
         monkeypatch.setattr(plain, "_triton", lambda x: taken.append(1) or kernels)
-        leaves: Any = [tensor.clone().requires_grad_() for tensor in (*given.values(), past)]
-        y, last = plain.selective_scan(*leaves, keep)
-        return [y, last, *torch.autograd.grad(y.square().sum() + (last * d_last).sum(), leaves)]
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in (given | {"past": past}).items()}
+        y, last = plain.selective_scan(**leaves, keep=keep)
+        return [y, last, *torch.autograd.grad(y.square().sum() + (last * d_last).sum(), [*leaves.values()])]
 
     torch.testing.assert_close(answers(triton_scan), answers(None), rtol=1e-10, atol=1e-10)
     assert len(taken) == 4
