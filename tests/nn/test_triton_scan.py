@@ -45,8 +45,8 @@ def test_values_and_gradients_are_those_of_the_plain_form(
     given = drawn(*SHAPES[shape])
     d_y, d_last, past, keep = (given.pop(name) for name in ("d_y", "d_last", "past", "keep"))
     T, _ = plain._block_length(given["x"], given["a"])
-    more = {"past": past if continued else None, "keep": keep if continued else None}
-    back = {"d_y": d_y, "d_last": d_last, "keep": more["keep"]}
+    more: dict[str, Any] = {"past": past if continued else None, "keep": keep if continued else None}
+    back: dict[str, Any] = {"d_y": d_y, "d_last": d_last, "keep": more["keep"]}
     with monkeypatch.context() as patch:
         patch.setattr(plain, "_triton", lambda x: None)
         expected = plain._run(**given, **more, train=True)
