@@ -18,7 +18,7 @@ from sublayer.recipes import from_hf, model, to_hf
 from sublayer.recipes.bert import SIZES, TINY, bert, masked_tokens
 from sublayer.step import Step
 from tests.encoders import IDS, RIGHT, TYPES, answer, check_head, check_heads_export
-from tests.oracle import PADDED, check_parity, close, oracle, saved
+from tests.oracle import PADDED, check_parity, close, oracle, raised, saved
 
 SMALL: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -55,6 +55,17 @@ def test_masked_tokens_equal_theirs(changes: dict[str, Any], tmp_path) -> None:
 def test_every_head_equals_theirs(line: str, suffix: str, tmp_path) -> None:
     check_head(made(line, suffix), tmp_path / "whole")
     check_head(made(line, suffix), tmp_path / "right", segment=RIGHT)
+
+
+def test_robertas_head_has_gelu_whatever_its_layers_have(tmp_path) -> None:
+    check_head(made("Roberta", hidden_act="relu"), tmp_path)
+
+
+def test_a_pretraining_models_masked_tokens_equal_theirs(tmp_path) -> None:
+    theirs = made(suffix="ForPreTraining")
+    ours = sublayer.load(saved(theirs, tmp_path), dtype=torch.float64)
+    with raised():
+        close(ours(IDS), theirs(IDS).prediction_logits)
 
 
 def test_left_padded_rows_equal_theirs(tmp_path) -> None:

@@ -4,9 +4,12 @@ import json
 from typing import Any
 
 import pytest
+import torch
 import transformers
+from transformers.activations import ACT2FN
 
 from sublayer.errors import SpecError
+from sublayer.nn.feed_forward import ACTIVATIONS
 from sublayer.recipes import FAMILIES, family, from_hf
 from sublayer.recipes.config import IRRELEVANT, Config, mean
 from sublayer.spec import Spec
@@ -122,6 +125,13 @@ def test_a_long_value_is_shortened() -> None:
 
 def test_keys_that_change_the_function_are_not_passed_over() -> None:
     assert not IRRELEVANT & {"quantization_config", "pruned_heads", "sliding_window", "rope_scaling", "hidden_act"}
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if hasattr(family(name), "ACTIVATIONS")])
+def test_an_activation_is_theirs_of_that_name(name: str) -> None:
+    x = torch.linspace(-3, 3, 101, dtype=torch.float64)
+    for theirs, ours in family(name).ACTIVATIONS.items():
+        torch.testing.assert_close(ACTIVATIONS[ours](x), ACT2FN[theirs](x), rtol=0, atol=1e-9, msg=theirs)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -53,7 +53,7 @@ def config(family: str, **changes: object) -> dict[str, Any]:
         (Gemma2Config, OTHER | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
         (Gemma2Config, {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True}),
         (Gemma3TextConfig, {}),
-        (Gemma3TextConfig, OTHER | {"final_logit_softcapping": 3.0}),
+        (Gemma3TextConfig, OTHER | {"final_logit_softcapping": 3.0, "hidden_activation": "gelu"}),
         (Gemma3TextConfig, OTHER | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
         (Gemma3TextConfig, {"rope_parameters": STRETCHED, "sliding_window": 5}),
     ],

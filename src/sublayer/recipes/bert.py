@@ -170,7 +170,9 @@ def _head(config: Config, line: str, suffix: str, activation: Activation, eps: f
     dropped = config("classifier_dropout", config("hidden_dropout_prob", 0.1))
     if suffix == "ForMaskedLM":
         config.fix("tie_word_embeddings", True)
-        return masked_tokens(eps, activation)
+        return masked_tokens(
+            eps, activation if line == "Bert" else "gelu"
+        )  # RoBERTa's has GELU whatever its layers have
     if suffix == "ForSequenceClassification":
         before = Transform("tanh", dropout=dropped if line == "Roberta" else 0.0)
         return Classifier(classes(config), "first", before, dropout=dropped)
@@ -251,3 +253,4 @@ HF = {
     for theirs, line in (("Bert", "Bert"), ("Roberta", "Roberta"), ("XLMRoberta", "Roberta"))
     for suffix in HEADS["Bert"]
 }
+HF["BertForPreTraining"] = partial(_read, "Bert", "ForMaskedLM")  # what tells whether sentences follow is left unread

@@ -179,9 +179,10 @@ def _read(config: Config, activation: str, **family: Any) -> Model:
 
 def gemma_from_hf(values: Mapping[str, Any]) -> Model:
     """The spec of a GemmaForCausalLM's config.json. Raises SpecError for a key or value that is not modelled."""
-    config = Config(values)
+    exact = values.get("hidden_act") == "gelu"  # the first published files' word, which means the approximation
+    config = Config(dict(values) | {"hidden_act": "gelu_pytorch_tanh"} if exact else values)
     config.fix("use_bidirectional_attention", False)
-    config.fix("hidden_activation", "gelu_pytorch_tanh")  # beside hidden_act="gelu" in the first published files
+    config.fix("hidden_activation", "gelu_pytorch_tanh")  # beside hidden_act="gelu"
     return _read(config, "hidden_act", rope=_rope(config, config.values))
 
 
@@ -303,7 +304,7 @@ def to_hf(model: Model) -> dict[str, Any]:
 
 
 ACTIVATIONS: dict[str, Activation] = {
-    "gelu": "gelu_tanh",  # the first published files' word for it
+    "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",  # the later name of one function is the one that is written
     "relu": "relu",
     "silu": "silu",
