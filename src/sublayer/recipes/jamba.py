@@ -169,8 +169,8 @@ def to_hf(model: Model) -> dict[str, Any]:
     attention = next((mixer for mixer in mixers if isinstance(mixer, Attention)), None)
     routed = [ffn for ffn in ffns if isinstance(ffn, MoE)]
     moe = routed[0] if routed else None
-    attn_period, attn_offset = _every([isinstance(mixer, Attention) for mixer in mixers])
-    expert_period, expert_offset = _every([isinstance(ffn, MoE) for ffn in ffns])
+    attn_period, attn_offset = period_of([isinstance(mixer, Attention) for mixer in mixers])
+    expert_period, expert_offset = period_of([isinstance(ffn, MoE) for ffn in ffns])
     plain = moe.expert if moe is not None else ffns[0]
     return {
         "architectures": ["JambaForCausalLM"],
@@ -201,7 +201,7 @@ def to_hf(model: Model) -> dict[str, Any]:
     }
 
 
-def _every(chosen: Sequence[bool]) -> Every:
+def period_of(chosen: Sequence[bool]) -> Every:
     """The shortest period, and the offset, that choose these layers."""
     places = [(period, offset) for period in range(1, len(chosen) + 2) for offset in range(period)]
     fits = [every for every in places if [i % every[0] == every[1] for i in range(len(chosen))] == list(chosen)]

@@ -1,4 +1,4 @@
-"""Loading a checkpoint folder: spec or config.json → model on meta → tensors streamed in, one at a time."""
+"""Loading a checkpoint: spec, config.json or GGUF metadata → model on meta → tensors streamed in, one at a time."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import SpecError, UsageError, WeightsError
-from ..names import Row, expand, matches
+from ..gguf_header import read_header
+from ..names import SAME, Row, expand, matches
 from ..nn.sublayer import Model, ModelOp
 from ..recipes import from_hf, ignored, names
+from .gguf import Architecture, Source, reader
+from .gguf.checkpoint import GgufCheckpoint
 
 MAX_JSON_BYTES = 64 << 20  # no config or index of a real model comes near
 
 
 def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> ModelOp:
-    """The model of a folder: Sublayer's (spec.json) or Hugging Face's (config.json), in evaluation mode.
+    """The model of a folder, Sublayer's (spec.json) or Hugging Face's (config.json), or of a GGUF file (or of a folder
+    with one and no more), in evaluation mode.
 
-    Weights are converted to dtype. Raises WeightsError, naming tensor and file, for a file cut short and for missing,
-    extra or mis-shaped tensors; SpecError for an architecture or a config key that no recipe models; UsageError for a
-    device that is not there. Pickled files are never read.
+    Weights are converted to dtype; GGUF's quantised blocks are dequantised, with a warning. Raises WeightsError, naming
+    tensor and file, for a file cut short and for missing, extra or mis-shaped tensors; SpecError for an architecture or
+    a config key that no recipe models; UsageError for a device that is not there. Pickled files are never read.
     """
     _check_device(device)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise UsageError(f"dtype={dtype!r}: expected a floating-point dtype, such as torch.float32")
-    folder = Path(path)
-    spec, family = read_spec(folder)
-    unread = ignored(family, spec) if family is not None else ()
-    with Checkpoint.open(folder, getattr(family, "FILE", "model")) as files:
+    with _opened(Path(path)) as (spec, family, files):
+        unread = ignored(family, spec) if family is not None else ()
         spell = _spelling(family, files)
         if family is not None:
             spec, tied = _settle_tying(spec, family, files, spell)
@@ -65,10 +67,24 @@ def load_into(model: ModelOp, path: Path | str) -> None:
         _fill_all(rows, files, model)
 
 
-def _fill_all(rows: list[Row], files: Checkpoint, model: ModelOp) -> None:
+def _fill_all(rows: list[Row], files: Files, model: ModelOp) -> None:
     parameters = dict(model.named_parameters())
     for row in rows:
         _fill(row, files, parameters)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Model, Any, Files]]:
+    """(spec, the recipe's module that read it, the tensors)"""
+    file = gguf_file(path)
+    if file is not None:
+        source = _read_source(file)
+        table, config, spec, family = _read_gguf(source)
+        yield spec, family, GgufCheckpoint(source, table, config)
+        return
+    spec, family = read_spec(path)
+    with Checkpoint.open(path, getattr(family, "FILE", "model")) as files:
+        yield spec, family, files
 
 
 def _check_device(device: torch.device | str) -> None:
@@ -81,10 +97,14 @@ def _check_device(device: torch.device | str) -> None:
 
 
 def read_spec(folder: Path) -> tuple[Model, Any]:
-    """The spec of a folder, and the recipe's module that read it from config.json (None: it was in spec.json).
+    """The spec of a folder or a GGUF file, and the recipe's module that read it from config.json or what says the same
+    (None: it was in spec.json).
 
     Raises WeightsError for a folder with neither, SpecError naming the file for what is not known or modelled.
     """
+    file = gguf_file(folder)
+    if file is not None:
+        return _read_gguf(_read_source(file))[2:]
     if not folder.is_dir():
         raise WeightsError(f"{folder}: no such folder" if not folder.exists() else f"{folder}: expected a folder")
     ours, theirs = folder / "spec.json", folder / "config.json"
@@ -96,6 +116,37 @@ def read_spec(folder: Path) -> tuple[Model, Any]:
         return (Model.from_json(read_json(ours)), None) if path is ours else from_hf(read_json(theirs))
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from None
+
+
+def gguf_file(path: Path) -> Path | None:
+    """The GGUF file that a path names: it, or the one in a folder that holds no description beside it."""
+    if path.suffix == ".gguf" and not path.is_dir():
+        return path
+    if not path.is_dir() or any((path / name).exists() for name in ("spec.json", "config.json")):
+        return None
+    found = sorted(path.glob("*.gguf"))
+    if len(found) > 1:
+        raise WeightsError(f"{path}: holds {found[0].name} and {len(found) - 1} more GGUF files; name one of them")
+    return found[0] if found else None
+
+
+def _read_source(file: Path) -> Source:
+    header = read_header(file)
+    try:
+        return Source(header)
+    except SpecError as error:
+        raise SpecError(f"{file}: {error}") from None
+
+
+def _read_gguf(source: Source) -> tuple[Architecture, dict[str, Any], Model, Any]:
+    """(table, config.json, spec, the recipe's module)"""
+    try:
+        table = reader(source)
+        config = table.config(source)
+        spec, family = from_hf(config)
+    except SpecError as error:
+        raise SpecError(f"{source.path}: {error}") from None
+    return table, config, spec.replace(head=None, tied=False) if table.headless else spec, family
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -149,8 +200,18 @@ class Checkpoint:
         """As safetensors writes it: "F32", "BF16", "I64"."""
         return self.where[name][1].get_slice(name).get_dtype()
 
+    def read_into(self, name: str, whole: Tensor) -> None:
+        whole.copy_(self.read(name))
+
     def file(self, name: str) -> Path:
         return self.where[name][0]
+
+    def called(self, name: str) -> str:
+        """What the file calls a tensor, there or not."""
+        return name
+
+
+Files = Checkpoint | GgufCheckpoint
 
 
 def _files(folder: Path, stem: str) -> list[Path]:
@@ -176,9 +237,7 @@ def _files(folder: Path, stem: str) -> list[Path]:
     raise WeightsError(f"{folder}: no {stem}.safetensors and no {stem}.safetensors.index.json")
 
 
-def _settle_tying(
-    spec: Model, family: Any, files: Checkpoint, spell: Callable[[str], str]
-) -> tuple[Model, tuple[str, ...]]:
+def _settle_tying(spec: Model, family: Any, files: Files, spell: Callable[[str], str]) -> tuple[Model, tuple[str, ...]]:
     """(spec, names of tensors not read): a head stored beside a tied embedding is kept where it differs, for the
     weights win over the config's flag."""
     theirs = {row.our_names[0]: spell(row.their_names[0]) for row in names(family, spec)}
@@ -196,7 +255,7 @@ def _settle_tying(
     return spec.replace(tied=False), ()
 
 
-def _spelling(family: Any, files: Checkpoint) -> Callable[[str], str]:
+def _spelling(family: Any, files: Files) -> Callable[[str], str]:
     """From a name in a family's table to the one in the files: those of a base class lack its PREFIX, those of a model
     of several parts have one of PREFIXES in its place, and older ones RENAMED ends."""
     prefix, others = getattr(family, "PREFIX", ""), getattr(family, "PREFIXES", ())
@@ -214,13 +273,13 @@ def _spelling(family: Any, files: Checkpoint) -> Callable[[str], str]:
     return spell
 
 
-def _check_names(files: Checkpoint, rows: list[Row], ignored: Iterable[str]) -> None:
+def _check_names(files: Files, rows: list[Row], ignored: Iterable[str]) -> None:
     wanted = {name for row in rows for name in row.their_names}
     missing = sorted(wanted - files.names)
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise WeightsError(
-            f"tensor {missing[0]}{more} missing from the checkpoint, which has {len(files.names)} tensors"
+            f"tensor {files.called(missing[0])}{more} missing from the checkpoint, which has {len(files.names)} tensors"
         )
     extra = sorted(name for name in files.names - wanted if not matches(ignored, name))
     if extra:
@@ -228,7 +287,7 @@ def _check_names(files: Checkpoint, rows: list[Row], ignored: Iterable[str]) -> 
         raise WeightsError(f"{files.file(extra[0])}: tensor {extra[0]}{more} has no place in the model")
 
 
-def _check_shapes(row: Row, files: Checkpoint, shapes: dict[str, torch.Size]) -> None:
+def _check_shapes(row: Row, files: Files, shapes: dict[str, torch.Size]) -> None:
     """Tries the row's change on shapes alone."""
     for name in row.their_names:
         if not files.dtype(name).startswith(("F", "BF")):
@@ -246,7 +305,10 @@ def _check_shapes(row: Row, files: Checkpoint, shapes: dict[str, torch.Size]) ->
 
 
 @torch.no_grad()
-def _fill(row: Row, files: Checkpoint, parameters: dict[str, torch.nn.Parameter]) -> None:
+def _fill(row: Row, files: Files, parameters: dict[str, torch.nn.Parameter]) -> None:
+    if row.change is SAME:
+        files.read_into(row.their_names[0], parameters[row.our_names[0]])
+        return
     ours = row.change.into([files.read(name) for name in row.their_names])
     for key, value in zip(row.our_names, ours, strict=True):
         parameters[key].copy_(value)

@@ -1,0 +1,191 @@
+"""The header of a GGUF file: its metadata, and where its tensors lie. Read from the front, bounded before anything in
+it is believed; the tensors themselves are not touched.
+
+Layout: "GGUF", version, number of tensors, number of keys, the keys with their values, a record for each tensor (name,
+sizes with the fastest first, type, offset), and, after a gap up to a multiple of the alignment, their data.
+Source: the GGUF specification of ggml.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from .errors import WeightsError
+
+# Value types by number: struct's letter for it.
+SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+
+MAX_HEADER = 256 << 20  # bytes; the largest vocabularies and their merges take some 30 MB
+MAX_ITEMS = 1 << 23  # of one array
+MAX_TENSORS = 1 << 20
+MAX_DIMS = 4  # ggml's own
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies in the file, and how its values are stored there."""
+
+    shape: tuple[int, ...]
+    """As torch has it, the slowest first."""
+    kind: str
+    """ggml's name for the type: "F32", "Q4_K"."""
+    offset: int
+    """From the beginning of the file, in bytes."""
+    size: int
+    """In bytes."""
+
+
+@dataclass(frozen=True)
+class Header:
+    path: Path
+    metadata: Mapping[str, Any]
+    """Key → a number, a bool, a string, or a list of one of these kinds."""
+    tensors: Mapping[str, Place]
+
+
+def read_header(path: Path | str, *, tensors: bool = True) -> Header:
+    """The header of a GGUF file of version 2 or 3, little-endian; tensors: with the records of its tensors.
+
+    Raises WeightsError, naming the file, the byte or the tensor, for a file that is none or is cut short, for numbers
+    of items that it has no room for, and for tensors of an unknown type, out of place or over one another.
+    """
+    path = Path(path)
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            reader = _Reader(path, data)
+            count, metadata = reader.metadata()
+            return Header(path, metadata, reader.tensors(count, metadata) if tensors else {})
+    except (OSError, ValueError) as error:  # mmap refuses an empty file with ValueError
+        raise WeightsError(f"{path}: cannot be read as GGUF: {error}") from None
+
+
+class _Reader:
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path, self._data, self._at = path, data, 0
+
+    def metadata(self) -> tuple[int, dict[str, Any]]:
+        """(number of tensors, key → value)"""
+        if self._bytes(4) != b"GGUF":
+            raise WeightsError(f"{self._path}: not a GGUF file: it does not begin with GGUF")
+        version = self._scalar("I")
+        if version not in (2, 3):
+            kind = " of a big-endian machine" if version >> 16 and not version & 0xFFFF else ""
+            raise WeightsError(
+                f"{self._path}: GGUF version {version}{kind}; versions 2 and 3, little-endian, can be read"
+            )
+        tensors = self._scalar("Q")
+        found: dict[str, Any] = {}
+        for _ in range(self._count(13, MAX_ITEMS)):  # a key's length, a type and a value of one byte at least
+            key = self._string()
+            if key in found:
+                raise self._fault(f"the key {key} stands twice")
+            found[key] = self._value(self._scalar("I"))
+        return tensors, found
+
+    def tensors(self, count: int, metadata: Mapping[str, Any]) -> dict[str, Place]:
+        self._fits(count, 24, MAX_TENSORS)  # a name's length, a number of sizes, a type and an offset
+        alignment = metadata.get("general.alignment", 32)
+        if type(alignment) is not int or not 8 <= alignment <= 1 << 20 or alignment & (alignment - 1):
+            raise WeightsError(f"{self._path}: general.alignment={alignment!r} is not a power of two from 8 on")
+        records: dict[str, tuple[tuple[int, ...], str, int, int]] = {}
+        for _ in range(count):
+            name, record = self._record()
+            if name in records:
+                raise self._fault(f"tensor {name} stands twice")
+            records[name] = record
+        begin = -(-self._at // alignment) * alignment
+        places: dict[str, Place] = {}
+        last, end = "", begin
+        for name, (shape, kind, offset, size) in sorted(records.items(), key=lambda one: one[1][2]):
+            where = f"{self._path}: tensor {name} at byte {begin + offset}"
+            if offset % alignment:
+                raise WeightsError(f"{where}: not a multiple of {alignment} bytes into the data")
+            if begin + offset + size > len(self._data):
+                raise WeightsError(f"{where}: its {size} bytes reach beyond the file's {len(self._data)}")
+            if begin + offset < end and size:
+                raise WeightsError(f"{where}: lies over tensor {last}, which ends at byte {end}")
+            places[name] = Place(shape, kind, begin + offset, size)
+            last, end = (name, begin + offset + size) if size else (last, end)
+        return {name: places[name] for name in records}
+
+    def _record(self) -> tuple[str, tuple[tuple[int, ...], str, int, int]]:
+        """(name, (shape, kind, offset into the data, bytes))"""
+        name = self._string()
+        dims = self._scalar("I")
+        if dims > MAX_DIMS:
+            raise self._fault(f"tensor {name} has {dims} dimensions, more than {MAX_DIMS}")
+        shape = tuple(self._scalar("Q") for _ in range(dims))[::-1]
+        number, offset = self._scalar("I"), self._scalar("Q")
+        kinds = _kinds()
+        if number not in kinds:
+            raise self._fault(f"tensor {name} is of type {number}, which is not known")
+        kind, block, size = kinds[number]
+        if (shape[-1] if shape else 1) % block:
+            raise self._fault(f"tensor {name} {list(shape)}: its rows are not whole blocks of {block} values ({kind})")
+        return name, (shape, kind, offset, prod(shape) // block * size)
+
+    def _value(self, kind: int) -> Any:
+        if kind == STRING:
+            return self._string()
+        if kind in SCALARS:
+            return self._scalar(SCALARS[kind])
+        if kind != ARRAY:
+            raise self._fault(f"type {kind} is none of GGUF's")
+        inner = self._scalar("I")
+        if inner == STRING:
+            return [self._string() for _ in range(self._count(8, MAX_ITEMS))]
+        if inner not in SCALARS:
+            raise self._fault(f"an array of type {inner} is not supported")
+        size = struct.calcsize(SCALARS[inner])
+        count = self._count(size, MAX_ITEMS)
+        return list(struct.unpack(f"<{count}{SCALARS[inner]}", self._bytes(size * count)))
+
+    def _count(self, least: int, most: int) -> int:
+        """A number of items, each of `least` bytes at least."""
+        count = self._scalar("Q")
+        self._fits(count, least, most)
+        return count
+
+    def _fits(self, count: int, least: int, most: int) -> None:
+        if count * least > self._left():
+            raise self._fault(f"{count} items are announced, more than the file has room for")
+        if count > most:
+            raise self._fault(f"{count} items are announced, more than {most}")
+
+    def _string(self) -> str:
+        length = self._scalar("Q")
+        try:
+            return self._bytes(length).decode("utf-8")
+        except UnicodeDecodeError:
+            raise self._fault("a string that is not UTF-8") from None
+
+    def _scalar(self, letter: str) -> Any:
+        return struct.unpack("<" + letter, self._bytes(struct.calcsize(letter)))[0]
+
+    def _bytes(self, count: int) -> bytes:
+        if count > self._left():
+            if self._left() < len(self._data) - self._at:
+                raise self._fault(f"{count} bytes are announced, beyond the {MAX_HEADER} that a header may have")
+            raise self._fault(f"{count} bytes are announced, but the file ends after {self._left()} more")
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+    def _left(self) -> int:
+        return min(len(self._data), MAX_HEADER) - self._at
+
+    def _fault(self, what: str) -> WeightsError:
+        return WeightsError(f"{self._path}: at byte {self._at}: {what}")
+
+
+def _kinds() -> dict[int, tuple[str, int, int]]:
+    """ggml's number of a type: (its name, values in a block, bytes of a block)."""
+    from gguf.constants import GGML_QUANT_SIZES  # a second to import, which a tokenizer's metadata need not wait for
+
+    return {kind.value: (kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}

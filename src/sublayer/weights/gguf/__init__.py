@@ -1,0 +1,44 @@
+"""GGUF files, read as if they were folders of Hugging Face's, by the tables that say how they write an architecture.
+
+Start at table.py; llama.py is the first of the tables. A table is read both ways: `reader` finds the one for a file,
+`writer` the one for a config.json.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import SpecError, nearest
+from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from .encoders import BERT, T5
+from .gemma import GEMMA, GEMMA2, GEMMA3
+from .gpt import GPT2, GPT_NEOX, GPT_OSS
+from .llama import LLAMA, MIXTRAL, OLMO2, PHI3, QWEN2, QWEN3, QWEN3_MOE
+from .state_space import JAMBA, MAMBA, MAMBA2
+from .table import Architecture, Config, Source
+
+ARCHITECTURES = (
+    LLAMA, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, PHI3, GEMMA, GEMMA2, GEMMA3, GPT2, GPT_NEOX, GPT_OSS, MAMBA, MAMBA2,
+    JAMBA, BERT, T5, DEEPSEEK_V3, DEEPSEEK_V2,
+)  # fmt: skip
+
+__all__ = ["ARCHITECTURES", "Architecture", "Config", "Source", "reader", "writer"]
+
+
+def reader(source: Source) -> Architecture:
+    """The table of a file. Raises SpecError with the nearest name for an architecture that has none."""
+    found = [one for one in ARCHITECTURES if one.name == source.name and one.when(source)]
+    if not found:
+        known = {one.name for one in ARCHITECTURES}
+        raise SpecError(f"GGUF architecture {source.name!r} cannot be read{nearest(source.name, known)}")
+    return found[0]
+
+
+def writer(config: Config) -> Architecture:
+    """The table for a config.json. Raises SpecError for a class that GGUF has no architecture for here."""
+    classes: Any = config.get("architectures") or [None]
+    found = next((one for one in ARCHITECTURES if one.hf == classes[0]), None)
+    if found is None:
+        known = ", ".join(one.hf for one in ARCHITECTURES)
+        raise SpecError(f"{classes[0]} cannot be written as GGUF; what can: {known}")
+    return found

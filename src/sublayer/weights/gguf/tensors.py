@@ -1,0 +1,119 @@
+"""The tensors of a GGUF file under its own names: memory-mapped, and dequantised a few rows at a time."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+from torch import Tensor
+
+from ...errors import WeightsError
+from ...gguf_header import Header
+
+CHUNK = 1 << 20  # values dequantised at once: what that takes beside them is a few times their 4 MB
+
+PLAIN = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
+}  # fmt: skip
+UNREADABLE = (
+    "Q8_1",
+    "Q8_K",
+    "Q1_0",
+)  # made within ggml's products of matrices; the gguf package cannot dequantise them
+
+
+class Tensors:
+    """Reads one tensor at a time. What it gives of a plain type is a view of the file, of blocks a float32 copy."""
+
+    def __init__(self, header: Header) -> None:
+        """Raises WeightsError for a tensor of a type that cannot be dequantised."""
+        self.header = header
+        self.names = header.tensors.keys()
+        for name, place in header.tensors.items():
+            if place.kind in UNREADABLE:
+                raise WeightsError(
+                    f"{header.path}: tensor {name} at byte {place.offset}: {place.kind} cannot be dequantised"
+                )
+        try:
+            with open(header.path, "rb") as file:
+                # Private pages, for torch warns of memory that it may not write to; none is written.
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except (OSError, ValueError) as error:
+            raise WeightsError(f"{header.path}: cannot be read: {error}") from None
+
+    @property
+    def blocks(self) -> list[str]:
+        """The quantised types that occur."""
+        return sorted({place.kind for place in self.header.tensors.values()} - PLAIN.keys())
+
+    def read(self, name: str) -> Tensor:
+        place = self.header.tensors[name]
+        if place.kind in PLAIN or not place.size:
+            return self._plain(name, PLAIN.get(place.kind, torch.float32))
+        whole = torch.empty(place.shape)
+        self.read_into(name, whole)
+        return whole
+
+    @torch.no_grad()
+    def read_into(self, name: str, whole: Tensor) -> None:
+        """Fills a contiguous tensor of the same shape, of any floating dtype, on any device."""
+        place = self.header.tensors[name]
+        if place.kind in PLAIN or not place.size:
+            whole.copy_(self.read(name))
+            return
+        rows, at = whole.view(-1, place.shape[-1]), 0
+        for part in self._dequantised(name):
+            rows[at : at + len(part)].copy_(part)
+            at += len(part)
+
+    def shape(self, name: str) -> list[int]:
+        return list(self.header.tensors[name].shape)
+
+    def dtype(self, name: str) -> str:
+        """Of what `read` gives, as safetensors writes it: "F32", "BF16", "I64"."""
+        kind = self.header.tensors[name].kind
+        return kind if kind in PLAIN else "F32"
+
+    def file(self, name: str) -> Path:
+        return self.header.path
+
+    def same(self, one: str, other: str) -> bool:
+        """Whether two tensors hold the same values in the same way."""
+        a, b = (self.header.tensors[name] for name in (one, other))
+        if (a.shape, a.kind) != (b.shape, b.kind):
+            return False
+        view = memoryview(self._data)
+        return all(
+            view[a.offset + at : a.offset + min(at + CHUNK, a.size)]
+            == view[b.offset + at : b.offset + min(at + CHUNK, b.size)]
+            for at in range(0, a.size, CHUNK)
+        )
+
+    def _plain(self, name: str, dtype: torch.dtype) -> Tensor:
+        place = self.header.tensors[name]
+        if not place.size:
+            return torch.empty(place.shape, dtype=dtype)
+        flat = torch.frombuffer(self._data, dtype=dtype, count=place.size // dtype.itemsize, offset=place.offset)
+        return flat.view(place.shape)
+
+    def _dequantised(self, name: str) -> Iterator[Tensor]:
+        """The rows, some at a time: [·, the last size]."""
+        place = self.header.tensors[name]
+        width = place.shape[-1]
+        blocks = np.frombuffer(self._data, np.uint8, place.size, place.offset).reshape(-1, self._row_bytes(name))
+        step = max(1, CHUNK // width)
+        for at in range(0, len(blocks), step):
+            yield torch.from_numpy(dequantize(blocks[at : at + step], GGMLQuantizationType[place.kind]))
+
+    def _row_bytes(self, name: str) -> int:
+        place = self.header.tensors[name]
+        rows = 1
+        for size in place.shape[:-1]:
+            rows *= size
+        return place.size // rows
