@@ -3,6 +3,7 @@
 from .act import act, forecast
 from .beam import Hypothesis
 from .generate import Event, Generated, Stream, generate, stream
+from .kept import KeptSlot
 from .request import Options
 from .sample import Sampling, sample
 from .translate import translate
@@ -11,6 +12,7 @@ __all__ = [
     "Event",
     "Generated",
     "Hypothesis",
+    "KeptSlot",
     "Options",
     "Sampling",
     "Stream",

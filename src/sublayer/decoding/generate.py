@@ -6,7 +6,7 @@ B rows that decode together, V vocabulary.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from ..errors import SublayerError
+from ..errors import SublayerError, UsageError
 from ..nn.sublayer import ModelOp
 from .beam import Hypothesis, Search
+from .kept import KeptSlot
 from .request import Frames, Options, Prompts, Row, read_options, read_rows
 from .sample import best, log_probabilities, precise, sample
 from .slots import Slots, evaluating
@@ -74,20 +75,24 @@ def generate(
     tokenizer: Tokenizer | None = None,
     sources: Prompts | Frames | None = None,
     seed: int | Sequence[int] | None = None,
+    each: Sequence[Mapping[str, Any]] | None = None,
+    kept: KeptSlot | None = None,
     **options: Any,
 ) -> list[Generated]:
     """Continues prompts: ids, lists of ids, or text where a tokenizer is given. Returns one Generated a prompt.
 
     sources: for a model with an encoder, what it reads for each prompt; the prompt is then what the decoder starts
     with. seed: one a row, or one number: row i then has seed + i; None: one that is drawn and reported. options: the
-    fields of Options (max_tokens, stop, beams, …) and Sampling (temperature, top_k, …).
+    fields of Options (max_tokens, stop, beams, …) and Sampling (temperature, top_k, …). each: one mapping a prompt of
+    options for it alone (max_tokens, stop, stop_ids, logprobs, and Sampling's). kept: a slot that stays filled, so that
+    the next prompt's beginning need not be read again; for one prompt, without sources and beams.
 
     A row depends on its prompt, source, seed and options only, never on its neighbours or the number of slots, up to
     the rounding of matrix products (with slots=1 to the last bit).
     Raises UsageError for options that cannot be meant, InputError naming the row for a prompt that the model cannot
     take, SublayerError for logits that are NaN.
     """
-    events = stream(model, prompts, tokenizer=tokenizer, sources=sources, seed=seed, **options)
+    events = stream(model, prompts, tokenizer=tokenizer, sources=sources, seed=seed, each=each, kept=kept, **options)
     for _ in events:
         pass
     return events.generated()
@@ -100,6 +105,8 @@ def stream(
     tokenizer: Tokenizer | None = None,
     sources: Prompts | Frames | None = None,
     seed: int | Sequence[int] | None = None,
+    each: Sequence[Mapping[str, Any]] | None = None,
+    kept: KeptSlot | None = None,
     **options: Any,
 ) -> Stream:
     """As `generate`, token by token; a request that cannot be meant is refused here, not at the first token.
@@ -109,16 +116,26 @@ def stream(
     read = read_options(options)
     if read.stop_ids is None:
         read = read.replace(stop_ids=tokenizer.eos if tokenizer is not None else ())
-    return Stream(model, read_rows(model, prompts, sources, seed, tokenizer, read), read, tokenizer)
+    rows = read_rows(model, prompts, sources, seed, tokenizer, read, each)
+    if kept is not None and (len(rows) > 1 or sources is not None or read.beams > 1):
+        raise UsageError("kept=… continues one prompt, without sources and beams")
+    return Stream(model, rows, read, tokenizer, kept)
 
 
 class Stream(Iterator[Event]):
     """The events of all rows, as they come. While it is being read, the model is in evaluation mode."""
 
-    def __init__(self, model: ModelOp, rows: list[Row], options: Options, tokenizer: Tokenizer | None) -> None:
-        self._rows, self._options, self._tokenizer = rows, options, tokenizer
+    def __init__(
+        self,
+        model: ModelOp,
+        rows: list[Row],
+        options: Options,
+        tokenizer: Tokenizer | None,
+        kept: KeptSlot | None = None,
+    ) -> None:
+        self._rows, self._tokenizer = rows, tokenizer
         self._events: list[list[Event]] = [[] for _ in rows]
-        self._run = _run(model, rows, options, tokenizer)
+        self._run = _run(model, rows, options, tokenizer, kept)
 
     def __next__(self) -> Event:
         event = next(self._run)
@@ -132,15 +149,19 @@ class Stream(Iterator[Event]):
     def generated(self) -> list[Generated]:
         """One Generated a prompt, of what has come so far."""
         rows = zip(self._rows, self._events, strict=True)
-        return [_joined(row, events, self._options, self._tokenizer) for row, events in rows]
+        return [_joined(row, events, self._tokenizer) for row, events in rows]
 
 
-def _run(model: ModelOp, rows: list[Row], options: Options, tokenizer: Tokenizer | None) -> Generator[Event]:
+def _run(
+    model: ModelOp, rows: list[Row], options: Options, tokenizer: Tokenizer | None, kept: KeptSlot | None
+) -> Generator[Event]:
     count = min(len(rows), options.slots or 8)
     length = max(len(row.prompt) + row.room - 1 for row in rows)
     memory_length = max(0 if row.source is None else len(row.source) for row in rows)
     with evaluating(model):
-        slots = Slots(model, count * options.beams, length, memory_length)
+        if kept is not None:
+            kept.reserve(model, length)
+        slots = kept or Slots(model, count * options.beams, length, memory_length)
         way = _search if options.beams > 1 else _decode
         yield from way(slots, count, rows, options, tokenizer)
 
@@ -154,7 +175,7 @@ def _decode(
     while waiting or live:
         while waiting and len(live) < count:
             row = waiting.popleft()
-            live.append(_Live(row, options, tokenizer))
+            live.append(_Live(row, tokenizer))
             yield live[-1].take(slots.prefill(len(live) - 1, row.prompt, row.source, options.chunk))
             _drop_finished(slots, live)
         if live:
@@ -178,11 +199,11 @@ def _drop_finished(slots: Slots, live: list[_Live]) -> None:
 class _Live:
     """A row while it grows."""
 
-    def __init__(self, row: Row, options: Options, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, row: Row, tokenizer: Tokenizer | None) -> None:
         self.last = -1
         self.finish: Finish | None = None
         self._row = row
-        self._options = options
+        self._options = options = row.options
         self._count = 0
         self._seen = set(row.prompt)
         self._text = GrowingText(tokenizer, options.stops) if tokenizer is not None else None
@@ -233,7 +254,7 @@ def _search(
             prompts = [row.prompt for row in entering]
             logits += slots.prefill_together(used, prompts, sources or None, options.chunk).split(1)
             used += len(entering)
-            live += [(row, Search(options.beams, row.room, options.stop_ids or (), options.length_penalty))
+            live += [(row, Search(options.beams, row.room, row.options.stop_ids or (), options.length_penalty))
                      for row in entering]  # fmt: skip
         before, after, parents, going = list[int](), list[int](), list[int](), list[tuple[Row, Search]]()
         for (row, search), of_row in zip(live, logits, strict=True):
@@ -245,16 +266,16 @@ def _search(
             if chosen:
                 going.append((row, search))
             else:
-                yield _event(row, search.found, options, tokenizer)
+                yield _event(row, search.found, tokenizer)
         slots.reorder(parents, memory=before != after)
         slots.clear(range(len(after), len(before)))
         live, used = going, len(after)
 
 
-def _event(row: Row, found: list[Hypothesis], options: Options, tokenizer: Tokenizer | None) -> Event:
+def _event(row: Row, found: list[Hypothesis], tokenizer: Tokenizer | None) -> Event:
     first = found[0]
     text = tokenizer.decode(first.ids[:-1] if first.finish == "stop" else first.ids) if tokenizer is not None else ""
-    wanted = options.logprobs is not None
+    wanted = row.options.logprobs is not None
     return Event(row.index, first.ids, text, first.logprobs if wanted else (), (), first.finish, tuple(found))
 
 
@@ -268,8 +289,8 @@ def _logprobs(
     return (float(values[token]),), ({int(other): float(values[other]) for other in ids},)
 
 
-def _joined(row: Row, events: list[Event], options: Options, tokenizer: Tokenizer | None) -> Generated:
-    wanted = options.logprobs is not None
+def _joined(row: Row, events: list[Event], tokenizer: Tokenizer | None) -> Generated:
+    wanted = row.options.logprobs is not None
     return Generated(
         prompt=row.prompt,
         ids=tuple(token for event in events for token in event.ids),

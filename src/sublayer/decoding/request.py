@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
-from ..errors import InputError, UsageError, nearest
+from ..errors import InputError, SpecError, UsageError, nearest
 from ..nn.embed import Embed
 from ..nn.position import LearnedOp
 from ..nn.sublayer import ModelOp, Trunk, TrunkOp
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 Prompts = str | Tensor | Sequence[int] | Sequence[str | Sequence[int]]
 Frames = Tensor | Sequence[Tensor]
 """Sources for an encoder that reads no tokens: [B, T, F], or one [T, F] a prompt."""
+
+
+OWN = ("max_tokens", "stop", "stop_ids", "logprobs")
+"""Fields of Options that a row may have for itself, as all of Sampling's; the others are of the whole call."""
 
 
 class Options(Spec):
@@ -78,20 +82,23 @@ class Row:
     source: tuple[int, ...] | Tensor | None  # ids, or frames [T, F]
     seed: int | None  # None: nothing is drawn
     room: int  # tokens it may produce
+    options: Options
 
 
-def read_options(given: Mapping[str, Any]) -> Options:
-    """Options from flat keywords. Raises UsageError for an unknown one, SpecError for a wrong value."""
+def read_options(given: Mapping[str, Any], base: Options | None = None) -> Options:
+    """Options from flat keywords, the others as in base. Raises UsageError for an unknown one, SpecError for a wrong
+    value."""
     ours, sampling = (_names(spec) for spec in (Options, Sampling))
     for name in given:
         if name not in ours | sampling:
             raise UsageError(f"unknown option {name!r} of generate{nearest(name, ours | sampling)}")
-    base: Sampling = given.get("sampling", Sampling())
+    base = base or Options()
+    chosen: Sampling = given.get("sampling", base.sampling)
     changed = {name: value for name, value in given.items() if name in sampling}
     rest: dict[str, Any] = {name: value for name, value in given.items() if name in ours - {"sampling"}}
     if isinstance(rest.get("stop_ids"), int):
         rest["stop_ids"] = (rest["stop_ids"],)
-    return Options(base.replace(**changed), **rest)
+    return base.replace(sampling=chosen.replace(**changed), **rest)
 
 
 def read_rows(
@@ -101,8 +108,9 @@ def read_rows(
     seed: int | Sequence[int] | None,
     tokenizer: Tokenizer | None,
     options: Options,
+    each: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[Row]:
-    """One Row a prompt. Raises UsageError for a model that cannot generate and for requests that cannot be meant,
+    """One Row a prompt; each: what a row has of options for itself. Raises UsageError for a model that cannot generate and for requests that cannot be meant,
     InputError naming the row for prompts that the model cannot take."""
     _check_model(model, sources is not None)
     trunk = cast(TrunkOp, model.decoder)
@@ -112,16 +120,39 @@ def read_rows(
     for index, prompt in enumerate(ids):
         if limit is not None and len(prompt) > limit:
             raise InputError(f"row {index}: the prompt of {len(prompt)} tokens is longer than {of}")
+    own = [options] * len(ids) if each is None else _read_each(each, len(ids), options)
+    for one in dict.fromkeys(own):
+        _check_ends(one, vocab, tokenizer)
+    # The last token is an answer and is never read, so a context of n positions gives room for one more.
+    rooms = [one.max_tokens if limit is None else min(one.max_tokens, limit - len(row) + 1)
+             for one, row in zip(own, ids, strict=True)]  # fmt: skip
+    found = _read_sources(model, sources, len(ids), tokenizer)
+    drawn = [not one.sampling.greedy and one.beams == 1 for one in own]
+    return [Row(i, *row) for i, row in enumerate(zip(ids, found, _seeds(seed, drawn), rooms, own, strict=True))]
+
+
+def _read_each(each: Sequence[Mapping[str, Any]], rows: int, options: Options) -> list[Options]:
+    if len(each) != rows:
+        raise UsageError(f"options of {len(each)} rows for {rows} prompts: give one mapping a prompt")
+    own = {*OWN, *_names(Sampling)}
+    found: list[Options] = []
+    for index, given in enumerate(each):
+        bad = next((name for name in given if name not in own), None)
+        if bad is not None:
+            raise UsageError(f"row {index}: {bad!r} is no option of a row{nearest(bad, own)}")
+        try:
+            found.append(read_options(given, options))
+        except SpecError as error:
+            raise UsageError(f"row {index}: {error}") from None
+    return found
+
+
+def _check_ends(options: Options, vocab: int, tokenizer: Tokenizer | None) -> None:
     for token in options.stop_ids or ():
         if not 0 <= token < vocab:
             raise UsageError(f"stop token {token} is outside the vocabulary of {vocab}; stop_ids=() stops at none")
     if options.stops and tokenizer is None:
         raise UsageError("stop strings need a tokenizer; give tokenizer=…, or stop_ids")
-    # The last token is an answer and is never read, so a context of n positions gives room for one more.
-    rooms = [options.max_tokens if limit is None else min(options.max_tokens, limit - len(row) + 1) for row in ids]
-    found = _read_sources(model, sources, len(ids), tokenizer)
-    seeds = _seeds(seed, len(ids), drawn=not options.sampling.greedy and options.beams == 1)
-    return [Row(i, *row) for i, row in enumerate(zip(ids, found, seeds, rooms, strict=True))]
 
 
 def _names(spec: type[Spec]) -> set[str]:
@@ -206,8 +237,10 @@ def _read_frames(sources: Any, front: str) -> list[Tensor]:
     return rows
 
 
-def _seeds(seed: int | Sequence[int] | None, rows: int, *, drawn: bool) -> Sequence[int | None]:
-    """One seed a row: those given; or one number, counted up from the first row on; or one that nobody knows."""
+def _seeds(seed: int | Sequence[int] | None, drawn: Sequence[bool]) -> Sequence[int | None]:
+    """One seed a row that draws: those given; or one number, counted up from the first row on; or one that nobody
+    knows."""
+    rows = len(drawn)
     if seed is None:
         seed = secrets.randbits(32)
     seeds = [seed + row for row in range(rows)] if isinstance(seed, int) else list(seed)
@@ -216,4 +249,4 @@ def _seeds(seed: int | Sequence[int] | None, rows: int, *, drawn: bool) -> Seque
     bad = next((number for number in seeds if not (isinstance(number, int) and 0 <= number < 2**63)), None)
     if bad is not None:
         raise UsageError(f"a seed is a whole number from 0 to below 2^63, got {bad!r}")
-    return seeds if drawn else [None] * rows
+    return [one if draws else None for one, draws in zip(seeds, drawn, strict=True)]
