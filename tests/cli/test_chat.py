@@ -1,5 +1,6 @@
 import io
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from sublayer.decoding import generate
 from sublayer.decoding.conversation import RunningText, Turns
 from sublayer.decoding.generate import Stream
 from sublayer.errors import InputError
+from sublayer.nn.sublayer import ModelOp
 from sublayer.text import Bytes, load_tokenizer
 from sublayer.text.chat import ChatTemplate
 from sublayer.weights import load, save
@@ -86,8 +88,8 @@ def test_what_is_typed_is_continued_and_goes_on_from_there(plain: Path, run: Run
     assert (code, out) == (0, f"{first}\n{second}\n{third}\n")
     lines = err.splitlines()
     assert lines[0] == f"{plain}: it continues what you type; /help lists commands"
-    assert lines[1].startswith("(6 tokens, ")
-    assert lines[1].endswith(" a second; context 8 of 80; an empty line goes on)")
+    assert lines[1].startswith("(6 tokens; the first after ")
+    assert lines[1].endswith(" tokens/s; context 8 of 80; an empty line goes on)")
     assert lines[3].endswith("context 23 of 80; an empty line goes on)")
 
 
@@ -136,7 +138,7 @@ def test_every_option_and_setting_reaches_the_generation(plain: Path, run: Run, 
         "top-k": None, "top-p": 0.8, "min-p": 0.1, "repetition-penalty": 1.0, "max-tokens": 4, "temperature": 0.0,
         "seed": 10, "stop": ("@@", "##"),
     }  # fmt: skip
-    assert "(top-k is None)" in err
+    assert "(top-k is none)" in err
 
 
 def test_several_lines_and_a_line_that_begins_with_a_slash(plain: Path, run: Run, prompts: list[Any]) -> None:
@@ -220,7 +222,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
     first = answers(plain, "So", seed=5, **OPTIONS | {"max_tokens": 3})
     assert code == 0
     assert out.startswith(f"{first}\n")
-    assert "(stopped after 3 tokens, " in err
+    assert "(stopped after 3 tokens; " in err
     assert prompts[1][0] == list(f"So{first}x".encode())
 
 
@@ -231,6 +233,7 @@ def test_at_a_terminal_ctrl_c_clears_the_line_and_ctrl_d_ends(
         def isatty(self) -> bool:
             return True
 
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     typed = iter([KeyboardInterrupt, "So", "/nothing", EOFError])
 
     def read(mark: str) -> str:
@@ -243,7 +246,7 @@ def test_at_a_terminal_ctrl_c_clears_the_line_and_ctrl_d_ends(
     monkeypatch.setattr("builtins.input", read)
     monkeypatch.setattr(io, "StringIO", Terminal)
     code, out, err = run(plain, "", "--max-tokens", 6, "--seed", 5)
-    assert (code, out) == (0, answers(plain, "So", seed=5, **OPTIONS) + "\n")
+    assert (code, out) == (0, chat._harmless(answers(plain, "So", seed=5, **OPTIONS)) + "\n")
     assert "Ctrl-D or /quit ends" in err
     assert "no command /nothing" in err
 
@@ -321,13 +324,68 @@ def test_what_cannot_be_meant_is_refused_at_once(
 
 
 def test_the_context_is_the_models_own(turns: Path, run: Run, tmp_path: Path) -> None:
-    assert "of 2,048)" in run(turns, "Hi\n", "--max-tokens", 1)[2]
+    assert "of 2,048; cut" in run(turns, "Hi\n", "--max-tokens", 1)[2]
     save(load(turns), tmp_path, layout="hf")
     tokenizer_folder(tmp_path, CHATML)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 300}), encoding="utf-8")
-    assert "of 300)" in run(tmp_path, "Hi\n", "--max-tokens", 1)[2]
-    assert "of 99)" in run(tmp_path, "Hi\n", "--max-tokens", 1, "--context", 99)[2]
+    assert "of 300; cut" in run(tmp_path, "Hi\n", "--max-tokens", 1)[2]
+    assert "of 99; cut" in run(tmp_path, "Hi\n", "--max-tokens", 1, "--context", 99)[2]
+
+
+def test_a_model_says_how_it_is_best_sampled(turns: Path, run: Run, prompts: list[Any], tmp_path: Path) -> None:
+    folder = shutil.copytree(turns, tmp_path / "advised")
+    said = {
+        "do_sample": True,
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.9,
+        "max_new_tokens": 3,
+        "eos_token_id": [257],
+    }
+    (folder / "generation_config.json").write_text(json.dumps(said), encoding="utf-8")
+    _, _, err = run(folder, "Hi\nBye\n", "--top-p", 0.5)
+    assert {name: prompts[0][1][name] for name in ("temperature", "top_k", "top_p", "max_tokens")} == {
+        "temperature": 0.6, "top_k": 20, "top_p": 0.5, "max_tokens": 3
+    }  # fmt: skip
+    assert err.count("(temperature 0.6, top-k 20, max-tokens 3: as generation_config.json has it)") == 1
+    (folder / "generation_config.json").write_text('{"do_sample": false, "eos_token_id": 257}', encoding="utf-8")
+    _, _, err = run(folder, "Hi\n", "--max-tokens", 1)
+    assert "(temperature 0.0: as generation_config.json has it)" in err
+    (folder / "generation_config.json").write_text('{"top_p": 7}', encoding="utf-8")
+    code, _, err = run(folder, "Hi\n")
+    assert code == 1
+    assert f"{folder}/generation_config.json: Sampling: top_p is a probability from 0 to 1, got 7.0" in err
+
+
+def test_what_was_read_is_not_read_again(turns: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    forward = ModelOp.forward
+
+    def counted(self: ModelOp, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        lengths.append(inputs.shape[1])
+        return forward(self, inputs, *arguments, **options)
+
+    monkeypatch.setattr(ModelOp, "forward", counted)
+    run(turns, "x" * 500 + "\nHi\n/again\n", "--max-tokens", 2, "--temperature", 0)
+    first, *rest = [length for length in lengths if length > 1]
+    assert first == 512  # tokens a call
+    assert max(rest) < 60
+
+
+def test_a_file_that_is_no_conversation_is_not_overwritten(plain: Path, run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("mine", encoding="utf-8")
+    code, _, err = run(plain, f"So\n/save {path}\n/save {path}.json\n/save {path}.json\n", "--max-tokens", 1)
+    assert code == 1
+    assert path.read_text(encoding="utf-8") == "mine"
+    assert "holds something else than a conversation" in err
+    assert err.count(f"({path}.json written)") == 2
+
+
+def test_an_answer_that_was_cut_says_so(turns: Path, run: Run) -> None:
+    assert "of 99; cut short: /max-tokens allows more" in run(turns, "Hi\n", "--max-tokens", 3, "--context", 99)[2]
+    assert "46 of 46; cut short: the context is full" in run(turns, "Hi\n", "--max-tokens", 30, "--context", 46)[2]
 
 
 def test_what_a_model_writes_does_not_reach_into_the_terminal() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 import unicodedata
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -16,20 +15,21 @@ import typer
 
 from ..errors import InputError, SublayerError, UsageError, nearest
 from .generate import Dtype
+from .speed import Clock
 
 if TYPE_CHECKING:
     from ..decoding.conversation import Conversation
     from ..nn.sublayer import ModelOp
     from ..text import Tokenizer
 
-SETTINGS: dict[str, type[int] | type[float]] = {
-    "temperature": float,
-    "top_k": int,
-    "top_p": float,
-    "min_p": float,
-    "repetition_penalty": float,
-    "max_tokens": int,
-    "seed": int,
+SETTINGS: dict[str, tuple[type[int] | type[float], str]] = {
+    "temperature": (float, "divides the logits; 0: always the best token"),
+    "top_k": (int, "so many of the best tokens stay; none: all"),
+    "top_p": (float, "the fewest best tokens that reach this probability stay"),
+    "min_p": (float, "tokens below this share of the best one's probability go"),
+    "repetition_penalty": (float, "above 1: repeat less"),
+    "max_tokens": (int, "after which an answer stops"),
+    "seed": (int, "of the draws; none: another one each time"),
 }
 CONTEXT = 2048
 """Tokens, where neither the model nor its config.json says how many it was trained on."""
@@ -39,15 +39,34 @@ MORE = {"length": "; an empty line goes on", "stop": "; the text has ended, the 
 LARGEST = 64 << 20  # bytes of a conversation that is loaded
 
 
+DEFAULTS: dict[str, Any] = {
+    "temperature": 0.7,
+    "top_k": None,
+    "top_p": 0.95,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "max_tokens": 512,
+    "seed": None,
+}
+"""Where neither the user nor the checkpoint says otherwise."""
+
+
 def command(
     model: Annotated[Path, typer.Argument(help="A model folder, Sublayer's or Hugging Face's.")],
     system: Annotated[str | None, typer.Option(help="What the model is told before the first turn.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens after which an answer stops.")] = 256,
-    temperature: Annotated[float, typer.Option(help="Divides the logits; 0: always the best token.")] = 0.7,
-    top_k: Annotated[int | None, typer.Option(help="Keep so many of the best tokens.")] = None,
-    top_p: Annotated[float, typer.Option(help="Keep the fewest best tokens that reach this probability.")] = 0.95,
-    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the best one's probability.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: repeat less.")] = 1.0,
+    max_tokens: Annotated[int | None, typer.Option(help="Tokens after which an answer stops; 512.")] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Divides the logits; 0: always the best token; 0.7, unless the model says."),
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Keep so many of the best tokens; all.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Keep the fewest best tokens that reach this probability; 0.95.")
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Drop tokens below this share of the best one's probability; 0.")
+    ] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: repeat less; 1.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the draws; each answer counts it up.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text to stop before; repeat for several.")] = None,
     context: Annotated[
@@ -67,17 +86,21 @@ def command(
     import torch
 
     from ..decoding.conversation import RunningText, Turns
+    from ..decoding.recommended import recommended
     from ..text import load_tokenizer
     from ..text.chat import ChatTemplate
     from ..weights import load
     from ..weights.load import read_spec
 
-    settings: dict[str, Any] = {
+    given: dict[str, Any] = {
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty, "max_tokens": max_tokens, "seed": seed,
     }  # fmt: skip
-    _check(settings, stop or [])  # a mistake is told before anything is loaded
+    given = {name: value for name, value in given.items() if value is not None}
+    _check(DEFAULTS | given, stop or [])  # a mistake is told before anything is loaded
     spec, _ = read_spec(model)
+    advised, where = recommended(model)
+    settings = DEFAULTS | advised | given
     limit = _context(model, spec.context, context)
     tokenizer, template = load_tokenizer(model), None if plain else ChatTemplate.read(model)
     if template is None and system:
@@ -88,6 +111,9 @@ def command(
         raise UsageError(f"{model} answers a source that an encoder reads: use sublayer generate --source")
     chat = Chat(loaded, tokenizer, said, limit, settings, stop or [])
     chat.tell(f"{model}: {'it continues what you type' if template is None else 'it answers'}; /help lists commands")
+    taken = [f"{_spelled(name)} {value}" for name, value in advised.items() if name not in given]
+    if taken:
+        chat.tell(f"({', '.join(taken)}: as {where} has it)")
     if not chat.run():
         raise typer.Exit(1)
 
@@ -104,26 +130,26 @@ class Chat:
         settings: dict[str, Any],
         stop: list[str],
     ) -> None:
+        from ..decoding import KeptSlot
+
         self._model, self._tokenizer, self._said = model, tokenizer, said
         self._limit, self._settings, self._stop = limit, settings, stop
+        self._slot = KeptSlot(model, limit)  # what was read stays read
         self._answers = 0
         self._before: dict[str, Any] = said.to_json()  # what was said before the last turn
         self._asked: dict[str, Any] | None = None  # and with what the user said then
         self._typing = sys.stdin.isatty()
-        self._commands: dict[str, tuple[str, Callable[[str], None]]] = {
-            "help": ("this list", self._help),
-            "again": ("another answer in place of the last one", self._again),
-            "reset": ("forget all that was said", self._reset),
-            **(
-                {"system": ("[TEXT]: what the model is told before the first turn", self._system)}
-                if self._turns
-                else {}
-            ),
-            "save": ("FILE: write what was said", self._save),
-            "load": ("FILE: go on from what was saved", self._load),
-            **{_spelled(name): ("[VALUE]: show or set it", self._setting(name)) for name in SETTINGS},
-            "quit": ("or Ctrl-D: end", self._quit),
-        }
+        self._commands: dict[str, tuple[str, str, Callable[[str], None]]] = {
+            "help": ("", "this list", self._help),
+            "again": ("", "another answer in place of the last one", self._again),
+            "reset": ("", "forget all that was said", self._reset),
+            **({"system": ("TEXT", "what the model is told before the first turn", self._system)}
+               if self._turns else {}),
+            "save": ("FILE", "write what was said", self._save),
+            "load": ("FILE", "go on from what was saved", self._load),
+            **{_spelled(name): ("VALUE", what, self._setting(name)) for name, (_, what) in SETTINGS.items()},
+            "quit": ("", "or Ctrl-D: end", self._quit),
+        }  # fmt: skip
         self._done = self._failed = False
 
     def run(self) -> bool:
@@ -163,11 +189,13 @@ class Chat:
         return "\n".join(lines)
 
     def _line(self, mark: str) -> str | None:
-        if self._typing:
+        if self._typing and sys.stdout.isatty():
             try:
                 return input(mark)
             except EOFError:
                 return None
+        if self._typing:  # and the answers go elsewhere: the mark is no part of them
+            typer.echo(mark, nl=False, err=True)
         line = sys.stdin.readline()
         return line.removesuffix("\n") if line else None
 
@@ -176,7 +204,7 @@ class Chat:
             name, _, rest = line[1:].partition(" ")
             if name not in self._commands:
                 raise UsageError(f"no command /{name}{nearest(name, self._commands)}; // begins a line with a slash")
-            self._commands[name][1](rest.strip())
+            self._commands[name][2](rest.strip())
         elif line or not self._turns:
             self._before = self._said.to_json()
             if line:
@@ -196,7 +224,7 @@ class Chat:
             options["max_tokens"] = min(options["max_tokens"], self._limit - len(ids))
             events = stream(
                 self._model, [ids], tokenizer=self._tokenizer, seed=seed, stop=tuple(self._stop),
-                stop_ids=self._said.stop_ids, **options,
+                stop_ids=self._said.stop_ids, kept=self._slot, **options,
             )  # fmt: skip
         except (SublayerError, KeyboardInterrupt):
             self._said.read(self._before)
@@ -206,10 +234,11 @@ class Chat:
                 f"(the context of {self._limit:,} tokens is full: the oldest {dropped} {self._said.unit} are left out)"
             )
         self._answers += 1
-        begin, stopped = time.perf_counter(), False
+        clock, stopped = Clock(), False
         try:
             with closing(events):
                 for event in events:
+                    clock.count(len(event.ids))
                     typer.echo(_harmless(event.text) if sys.stdout.isatty() else event.text, nl=False)
         except KeyboardInterrupt:
             stopped = True
@@ -217,20 +246,22 @@ class Chat:
             (row,) = events.generated()
             self._said.heard(row.text or "", ended=row.finish == "stop")
             typer.echo()
-        rate = len(row.ids) / max(time.perf_counter() - begin, 1e-9)
-        spoken = f"{'stopped after ' if stopped else ''}{len(row.ids)} tokens, {rate:.1f} a second"
-        used = f"context {len(ids) + len(row.ids):,} of {self._limit:,}"
-        self.tell(f"({spoken}; {used}{'' if self._turns else MORE.get(row.finish or '', '')})")
+        spoken = f"{'stopped after ' if stopped else ''}{clock.report()}"
+        used = len(ids) + len(row.ids)
+        ended = MORE.get(row.finish or "", "") if not self._turns else _cut(row.finish, full=used >= self._limit)
+        self.tell(f"({spoken}; context {used:,} of {self._limit:,}{ended})")
 
     @property
     def _turns(self) -> bool:
         return self._said.unit == "messages"
 
     def _help(self, rest: str) -> None:
-        for name, (what, _) in self._commands.items():
-            self.tell(f"/{name:<20}{what}")
-        self.tell(f"{QUOTES:<21}on a line alone: begins and ends several lines")
-        self.tell(f"{'Ctrl-C':<21}stops an answer")
+        for name, (argument, what, _) in self._commands.items():
+            setting = name.replace("-", "_")
+            now = f" (now {self._shown(setting)})" if setting in SETTINGS else ""
+            self.tell(f"{f'/{name} {argument}':<26}{what}{now}")
+        self.tell(f"{QUOTES:<26}on a line alone: begins and ends several lines")
+        self.tell(f"{'Ctrl-C':<26}stops an answer")
 
     def _again(self, rest: str) -> None:
         if self._asked is None:
@@ -245,11 +276,14 @@ class Chat:
 
     def _system(self, rest: str) -> None:
         self._said.read({**self._said.to_json(), "system": rest or None})
+        self.tell(f"(system: {rest})" if rest else "(nothing is told before the first turn)")
 
     def _save(self, rest: str) -> None:
         from ..files import replacing
 
         path = _path(rest, "/save")
+        if path.exists() and not _is_conversation(path):
+            raise UsageError(f"{path}: holds something else than a conversation, and is not overwritten")
         text = json.dumps(self._said.to_json(), ensure_ascii=False, indent=1) + "\n"
         try:
             with replacing(path) as beside:
@@ -260,12 +294,7 @@ class Chat:
 
     def _load(self, rest: str) -> None:
         path = _path(rest, "/load")
-        if path.stat().st_size > LARGEST:
-            raise InputError(f"{path}: larger than any conversation")
-        try:
-            data = json.loads(path.read_bytes())
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{path}: not JSON: {error}") from None
+        data = _read_json(path)
         try:
             self._said.read(data if isinstance(data, dict) else {})
         except InputError as error:
@@ -277,15 +306,19 @@ class Chat:
         def change(rest: str) -> None:
             if rest:
                 try:
-                    value = None if rest == "none" else SETTINGS[name](rest)
+                    value = None if rest == "none" else SETTINGS[name][0](rest)
                 except ValueError:
                     raise UsageError(f"/{_spelled(name)} takes a number, got {rest!r}") from None
                 changed = self._settings | {name: value}
                 _check(changed, self._stop)
                 self._settings = changed
-            self.tell(f"({_spelled(name)} is {self._settings[name]})")
+            self.tell(f"({_spelled(name)} is {self._shown(name)})")
 
         return change
+
+    def _shown(self, name: str) -> str:
+        value = self._settings[name]
+        return "none" if value is None else str(value)
 
     def _quit(self, rest: str) -> None:
         self._done = True
@@ -316,10 +349,32 @@ def _context(folder: Path, positions: int | None, asked: int | None) -> int:
     return told if isinstance(told, int) and told > 1 else CONTEXT
 
 
+def _cut(finish: str | None, *, full: bool) -> str:
+    if finish != "length":
+        return ""
+    return "; cut short: the context is full" if full else "; cut short: /max-tokens allows more"
+
+
 def _path(rest: str, name: str) -> Path:
     if not rest:
         raise UsageError(f"{name} takes the name of a file")
     return Path(rest).expanduser()
+
+
+def _read_json(path: Path) -> Any:
+    if path.stat().st_size > LARGEST:
+        raise InputError(f"{path}: larger than any conversation")
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON: {error}") from None
+
+
+def _is_conversation(path: Path) -> bool:
+    with suppress(InputError, OSError):
+        data = _read_json(path)
+        return isinstance(data, dict) and not {"messages", "text"}.isdisjoint(data)
+    return False
 
 
 def _spelled(name: str) -> str:

@@ -1,12 +1,13 @@
 """`sublayer generate`: continue text with a model, as it comes."""
 
 import json
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+from .speed import Clock
 
 if TYPE_CHECKING:
     from ..decoding import Generated, Stream
@@ -78,7 +79,7 @@ def command(
 
 def _show(events: "Stream", *, live: bool, as_json: bool) -> None:
     """Prints what comes; interrupted, what has come."""
-    clock = _Clock()
+    clock = Clock()
     try:
         with closing(events):
             for event in events:
@@ -113,28 +114,6 @@ def _json(index: int, row: "Generated") -> str:
 def _titled(index: int, row: "Generated", *, several: bool) -> str:
     text = row.text if row.text is not None else " ".join(map(str, row.ids))
     return f"--- {index} ---\n{text}" if several else text
-
-
-class _Clock:
-    """Tokens and seconds: until the first token, and after it."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self._begin = self._last = time.perf_counter()
-        self._first: tuple[float, int] | None = None
-
-    def count(self, tokens: int) -> None:
-        self.tokens += tokens
-        self._last = time.perf_counter()
-        if self._first is None:
-            self._first = self._last, self.tokens
-
-    def report(self) -> str:
-        assert self._first is not None
-        then, before = self._first
-        later = self.tokens - before
-        rate = f", then {later / (self._last - then):.1f} tokens/s" if later else ""
-        return f"{self.tokens} tokens; the first after {then - self._begin:.2f} s{rate}"
 
 
 def _read_ids(given: str) -> list[int]:

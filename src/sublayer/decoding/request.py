@@ -110,8 +110,11 @@ def read_rows(
     options: Options,
     each: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[Row]:
-    """One Row a prompt; each: what a row has of options for itself. Raises UsageError for a model that cannot generate and for requests that cannot be meant,
-    InputError naming the row for prompts that the model cannot take."""
+    """One Row a prompt; each: what a row has of options for itself.
+
+    Raises UsageError for a model that cannot generate and for requests that cannot be meant, InputError naming the row
+    for prompts that the model cannot take.
+    """
     _check_model(model, sources is not None)
     trunk = cast(TrunkOp, model.decoder)
     vocab = cast(int, model.spec.vocab)
