@@ -35,6 +35,7 @@ from sublayer.nn.mask import Layout, Mask
 from sublayer.nn.moe import MoEOp, Routing
 from sublayer.nn.norm import RMSNormOp
 from sublayer.nn.op import Op
+from sublayer.nn.pairs import AxialAttentionOp, OuterProductMeanOp, TriangleMultiplicationOp
 from sublayer.nn.patches import PatchesOp
 from sublayer.nn.position import T5BucketsOp
 from sublayer.nn.recurrent import ReaderOp
@@ -43,7 +44,6 @@ from sublayer.nn.rope import Rope
 from sublayer.recipes import family
 from sublayer.recipes.actions import ImagesAndTokensOp
 from sublayer.recipes.deberta import Neighbours
-from sublayer.recipes.evoformer import AxialAttentionOp, OuterProductMeanOp, TriangleMultiplicationOp
 from sublayer.recipes.multiscale import PatchedBytesOp
 from sublayer.state import Handle, PerMemory, PerSlot, PerToken, State
 from sublayer.step import Place, Step

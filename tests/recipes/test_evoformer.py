@@ -12,8 +12,9 @@ from transformers.models.esm.configuration_esm import TrunkConfig
 
 from sublayer.errors import InputError, SpecError
 from sublayer.nn.op import Context
+from sublayer.nn.pairs import SharedDropout
 from sublayer.nn.sublayer import ModelOp
-from sublayer.recipes.evoformer import SIZES, TINY, SharedDropout, evoformer, to_hf
+from sublayer.recipes.evoformer import SIZES, TINY, evoformer, to_hf
 from sublayer.step import Step
 from tests.case import assert_near, roughen
 from tests.oracle import close
