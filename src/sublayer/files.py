@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +65,43 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
     whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     save_file(whole, path, dict(metadata))
+
+
+def stream_tensors(
+    path: Path, kinds: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], tensors: Iterable[tuple[str, Tensor]]
+) -> None:
+    """One safetensors file of the tensors that `kinds` announces, in that order; only one at a time is in memory.
+
+    Raises ValueError for a tensor that is not as announced, OSError where the file cannot be written.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (dtype, shape) in kinds.items():
+        begin, end = end, end + dtype.itemsize * prod(shape)
+        header[name] = {"dtype": _SAFETENSORS[str(dtype)], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the values are aligned
+    given = iter(tensors)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, kind in kinds.items():
+            found, tensor = next(given)
+            if (found, (tensor.dtype, tuple(tensor.shape))) != (name, kind):
+                raise ValueError(
+                    f"{found}: a {tensor.dtype} of {list(tensor.shape)} where {name}, {kind} was announced"
+                )
+            file.write(raw(tensor))
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor's values, in order; not copied where they lie so already."""
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy())
+
+
+_SAFETENSORS = {"torch.float64": "F64", "torch.float32": "F32", "torch.float16": "F16", "torch.bfloat16": "BF16"}
 
 
 def read_tensors(

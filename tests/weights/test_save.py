@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 import sublayer
 from sublayer.errors import SpecError, UsageError, WeightsError
-from sublayer.files import replacing
-from sublayer.recipes import gpt2
+from sublayer.files import replacing, stream_tensors
+from sublayer.recipes import gpt2, to_hf
 from sublayer.recipes.gpt2 import TINY as TINY_GPT2
 from tests.tiny import tiny
 
@@ -65,7 +67,7 @@ def test_a_save_that_fails_leaves_the_old_checkpoint(layout, full: str, tmp_path
     new = tiny(hidden=40).build(seed=2)
     space = OSError(errno.ENOSPC, "No space left on device")
 
-    def half_written(path, tensors, metadata) -> None:
+    def half_written(path, kinds, tensors) -> None:
         Path(path).write_bytes(b"half of the weights")
         raise space
 
@@ -73,7 +75,7 @@ def test_a_save_that_fails_leaves_the_old_checkpoint(layout, full: str, tmp_path
         raise space
 
     if full == "weights":
-        monkeypatch.setattr(sys.modules["sublayer.weights.save"], "write_tensors", half_written)
+        monkeypatch.setattr(sys.modules["sublayer.weights.save"], "stream_tensors", half_written)
     else:
         monkeypatch.setattr(Path, "write_text", no_room)
     with pytest.raises(WeightsError, match="cannot be written: .*No space left on device"):
@@ -129,6 +131,21 @@ def test_a_model_without_a_class_of_theirs_writes_nothing(tmp_path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "nearest", "part"),
+    [
+        ("blocks.3.attn.op.window=512", "Mistral", "blocks.3.attn.op.window is None, not 512"),
+        ("blocks.*.attn.op.position.pairing=interleaved", "Llama",
+         "blocks.0.attn.op.position.pairing is 'half', not 'interleaved', and 4 more parts differ"),
+        ("blocks.1.attn.scale=0.5", "Llama", "blocks.1.attn.scale is 1.0, not 0.5"),
+    ],
+)  # fmt: skip
+def test_the_nearest_class_and_the_part_that_differs_are_named(change: str, nearest: str, part: str) -> None:
+    said = f"the nearest is {nearest}ForCausalLM, in which decoder.{part}"
+    with pytest.raises(SpecError, match=re.escape(said) + "$"):
+        to_hf(tiny(layers=5).override(f"decoder.{change}"))
+
+
 def test_a_model_without_values_is_not_saved(tmp_path) -> None:
     with pytest.raises(WeightsError, match="built on meta and has no values to save"):
         sublayer.save(tiny().build(device="meta"), tmp_path / "new")
@@ -140,6 +157,80 @@ def test_a_path_that_is_a_file_is_one_line(tmp_path) -> None:
     with pytest.raises(WeightsError, match="cannot be written"):
         sublayer.save(tiny().build(), tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+# --- shards ---
+
+
+@pytest.mark.parametrize("layout", ["sublayer", "hf"])
+def test_shards_hold_the_same_as_one_file(layout, tmp_path) -> None:
+    """No file is larger than asked, but for a tensor that is; each tensor is in one."""
+    model = SPECS["tied llama"].build(seed=3)
+    sublayer.save(model, tmp_path / "one", layout=layout)
+    sublayer.save(model, tmp_path / "cut", layout=layout, shard_size=9000)
+    names = sorted(path.name for path in (tmp_path / "cut").glob("*.safetensors"))
+    assert names == [f"model-{i:05d}-of-{len(names):05d}.safetensors" for i in range(1, len(names) + 1)]
+    whole, cut = load_file(tmp_path / "one" / "model.safetensors"), {}
+    for name in names:
+        part = load_file(tmp_path / "cut" / name)
+        assert len(part) == 1 or sum(tensor.nbytes for tensor in part.values()) <= 9000
+        assert not cut.keys() & part.keys()
+        cut |= part
+    index = json.loads((tmp_path / "cut" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in whole.values())
+    assert index["weight_map"].keys() == cut.keys() == whole.keys()
+    assert all(torch.equal(cut[name], whole[name]) for name in whole)
+    again = sublayer.load(tmp_path / "cut")
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
+
+
+def test_shards_are_refused_beside_one_file(tmp_path) -> None:
+    """It would be read before their index."""
+    sublayer.save(tiny().build(), tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(WeightsError, match=r"holds model\.safetensors of another checkpoint"):
+        sublayer.save(tiny().build(), tmp_path, shard_size=9000)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("size", [0, -5])
+def test_a_shard_of_nothing_is_refused(size: int, tmp_path) -> None:
+    with pytest.raises(UsageError, match="shard_size"):
+        sublayer.save(tiny().build(), tmp_path, shard_size=size)
+
+
+def test_values_are_rounded_once_to_the_dtype_asked_for(tmp_path) -> None:
+    model = tiny().build(seed=3)
+    told: list[tuple[int, int]] = []
+    sublayer.save(model, tmp_path, layout="hf", dtype=torch.bfloat16, progress=lambda *now: told.append(now))
+    found = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(found["model.embed_tokens.weight"], model.decoder.embed.tokens.weight.bfloat16())
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    total = sum(tensor.nbytes for tensor in found.values())
+    assert told[-1] == (total, total)
+    assert told == sorted(told)
+
+
+def test_a_stream_that_is_not_as_announced_is_a_fault(tmp_path) -> None:
+    kinds = {"a": (torch.float32, (2, 3)), "b": (torch.float32, (4,))}
+    tensors = {"a": torch.ones(2, 3), "b": torch.ones(3)}
+    with pytest.raises(ValueError, match="was announced"):
+        stream_tensors(tmp_path / "file", kinds, tensors.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_a_stream_is_read_by_the_safetensors_library(dtype: torch.dtype, tmp_path) -> None:
+    tensors = {
+        "scalar": torch.tensor(3.5),
+        "none": torch.zeros(0, 4),
+        "turned": torch.randn(3, 5).t(),
+        "é": torch.ones(1),
+    }
+    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    stream_tensors(tmp_path / "file", {n: (t.dtype, tuple(t.shape)) for n, t in tensors.items()}, tensors.items())
+    found = load_file(tmp_path / "file")
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensors[name]) and found[name].dtype == dtype for name in tensors)
 
 
 # --- files ---

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import SpecError, UsageError, nearest
 from ..names import Row
 from ..nn.sublayer import Model
+from .difference import Difference, differences
 
 if TYPE_CHECKING:
     from .actions import actions
@@ -219,7 +220,11 @@ def from_hf(config: Mapping[str, Any]) -> tuple[Model, Any]:
 
 
 def to_hf(spec: Model) -> tuple[dict[str, Any], Any]:
-    """(config.json, family module) that reads back as this very spec. Raises SpecError where no family has one."""
+    """(config.json, family module) that reads back as this very spec.
+
+    Raises SpecError where no family has one, naming the nearest and the parts in which it differs.
+    """
+    near: tuple[str, list[Difference]] | None = None
     for name in FAMILIES:
         module = family(name)
         try:
@@ -227,26 +232,17 @@ def to_hf(spec: Model) -> tuple[dict[str, Any], Any]:
             back, _ = from_hf(config)
         except (SpecError, AttributeError, LookupError, TypeError, ValueError, StopIteration):  # of another shape
             continue
-        if _same_function(back, spec):
+        found = differences(spec, back)
+        if not found:
             return config, module
-    able = [name for name in FAMILIES if family(name).HF]
-    raise SpecError(f"no Hugging Face architecture expresses this model; families that have one: {', '.join(able)}")
-
-
-def _same_function(a: Model, b: Model) -> bool:
-    """Equal but for how new weights would be drawn, which a config.json does not say, and how sizes are spelled."""
-    return _spelled_out(a.replace(init=b.init).to_json(), a.dim) == _spelled_out(b.to_json(), b.dim)
-
-
-def _spelled_out(data: Any, dim: int) -> Any:
-    """A spec's JSON with the sizes that attention takes from others written down."""
-    if isinstance(data, list):
-        return [_spelled_out(item, dim) for item in data]
-    if not isinstance(data, dict):
-        return data
-    found = {key: _spelled_out(value, dim) for key, value in data.items()}
-    if found.get("spec") == "Attention":
-        sizes = {"kv_heads": found["heads"], "head_size": dim // found["heads"], "out_bias": found["bias"],
-                 "k_bias": found["bias"]}  # fmt: skip
-        found |= {key: size for key, size in sizes.items() if found[key] is None}
-    return found
+        if near is None or len(found) < len(near[1]):
+            near = config["architectures"][0] if "architectures" in config else name, found
+    if near is None:
+        able = [name for name in FAMILIES if family(name).HF]
+        raise SpecError(f"no Hugging Face architecture expresses this model; families that have one: {', '.join(able)}")
+    name, ((path, mine, theirs), *more) = near
+    others = f", and {len(more)} more parts differ" if len(more) > 1 else ", and one more differs" if more else ""
+    raise SpecError(
+        f"no Hugging Face architecture expresses this model; the nearest is {name}, in which {path} is {theirs!r},"
+        f" not {mine!r}{others}"
+    )
