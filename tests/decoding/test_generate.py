@@ -39,6 +39,24 @@ def test_greedy_is_the_argmax_of_the_full_forward(name) -> None:
     assert (row.prompt, row.finish, row.seed, row.text, row.logprobs) == ((5, 9, 2), "length", None, None, None)
 
 
+@pytest.mark.parametrize("way", [{"temperature": 0.0}, {"temperature": 1.5, "seed": 3}, {"beams": 3}], ids=str)
+def test_suppressed_tokens_are_not_chosen_and_logprobs_stay_the_models_own(way: dict) -> None:
+    model = tiny(SPECS["llama"])
+    (free,) = generate(model, [5, 9, 2], max_tokens=12, **way)
+    first, never = free.ids[0], free.ids[3]
+    (row,) = generate(model, [5, 9, 2], max_tokens=24, suppress=[never], suppress_first=[first], logprobs=0, **way)
+    assert never not in row.ids
+    assert row.ids[0] != first
+    torch.testing.assert_close(torch.tensor(row.logprobs), log_probability(model, [5, 9, 2], row.ids).float())
+    if way == {"temperature": 0.0}:
+        ids = [5, 9, 2]
+        for place in range(24):
+            logits = next_logits(model, ids)
+            logits[[never, first] if place == 0 else never] = -torch.inf
+            ids.append(int(logits.argmax()))
+        assert row.ids == tuple(ids[3:])
+
+
 @everywhere
 def test_each_step_of_decoding_has_the_logits_of_the_full_forward(name) -> None:
     # In fp32, over 64 steps (x-transformers#219, litgpt#2165, hf#25420): all V log-probabilities of each step.

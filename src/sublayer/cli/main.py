@@ -29,6 +29,7 @@ COMMANDS = {
     "tokenizer": Entry("sublayer.cli.tokenizer", "Train a tokenizer, use it, compare it with others."),
     "generate": Entry("sublayer.cli.generate", "Continue a text with a model."),
     "translate": Entry("sublayer.cli.translate", "Translate sentences with an encoder-decoder."),
+    "transcribe": Entry("sublayer.cli.transcribe", "Write down what is said in recordings."),
     "words": Entry("sublayer.cli.words", "Train vectors of words; neighbours, analogies, search."),
     "chat": Entry("sublayer.cli.chat", "Talk with a model, or write a text together with one."),
 }

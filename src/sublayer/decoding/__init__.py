@@ -1,4 +1,4 @@
-"""Generation from a model: sampling, beam search, streaming, translation, actions."""
+"""Generation from a model: sampling, beam search, streaming, translation, transcription, actions."""
 
 from .act import act, forecast
 from .beam import Hypothesis
@@ -6,6 +6,7 @@ from .generate import Event, Generated, Stream, generate, stream
 from .kept import KeptSlot
 from .request import Options
 from .sample import Sampling, sample
+from .transcribe import read_speech, transcribe
 from .translate import translate
 
 __all__ = [
@@ -19,7 +20,9 @@ __all__ = [
     "act",
     "forecast",
     "generate",
+    "read_speech",
     "sample",
     "stream",
+    "transcribe",
     "translate",
 ]

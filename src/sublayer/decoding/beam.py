@@ -5,14 +5,14 @@ B live beams, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from .sample import best, log_probabilities
+from .sample import best, log_probabilities, without
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,18 @@ class Search:
     Source: arXiv 1609.08144, section 7 (penalty and pruning); the stopping rule follows from logprob ≤ 0.
     """
 
-    def __init__(self, beams: int, room: int, stop_ids: Collection[int] = (), length_penalty: float = 0.0) -> None:
+    def __init__(
+        self,
+        beams: int,
+        room: int,
+        stop_ids: Collection[int] = (),
+        length_penalty: float = 0.0,
+        suppressed: Callable[[int], Sequence[int]] = lambda count: (),
+    ) -> None:
         self.found: list[Hypothesis] = []
         """At most `beams` finished hypotheses, the best first."""
         self._beams, self._room, self._stop_ids, self._alpha = beams, room, stop_ids, length_penalty
+        self._suppressed = suppressed
         self.tokens = 0
         self._live = [_Beam()]
 
@@ -53,8 +61,8 @@ class Search:
     def step(self, logits: Tensor) -> list[int]:
         """logits [B, V], of each live beam's next token (B is 1 before the first). Returns, for each beam that lives
         on, which of them it continues; nothing where the search has ended."""
+        logprobs = without(log_probabilities(logits), self._suppressed(self.tokens))
         self.tokens += 1
-        logprobs = log_probabilities(logits)
         before = torch.tensor([beam.logprob for beam in self._live], dtype=logprobs.dtype)
         total = logprobs + before[:, None]
         # Enough for `beams` that live on, even if every stop token of every beam ranks above them.

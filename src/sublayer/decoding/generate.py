@@ -19,7 +19,7 @@ from ..nn.sublayer import ModelOp
 from .beam import Hypothesis, Search
 from .kept import KeptSlot
 from .request import Frames, Options, Prompts, Row, read_options, read_rows
-from .sample import best, log_probabilities, precise, sample
+from .sample import best, log_probabilities, precise, sample, without
 from .slots import Slots, evaluating
 from .stop import GrowingText
 
@@ -212,7 +212,8 @@ class _Live:
         """Chooses the next token from logits [V]."""
         options, seed = self._options, self._row.seed or 0
         with _naming(self._row, self._count):
-            token = sample(logits, options.sampling, seen=self._seen, seed=seed, draw=self._count)
+            allowed = without(logits, options.suppressed(self._count))
+            token = sample(allowed, options.sampling, seen=self._seen, seed=seed, draw=self._count)
             logprob, top = _logprobs(logits, token, options.logprobs)
         self.last = token
         self._count += 1
@@ -254,8 +255,8 @@ def _search(
             prompts = [row.prompt for row in entering]
             logits += slots.prefill_together(used, prompts, sources or None, options.chunk).split(1)
             used += len(entering)
-            live += [(row, Search(options.beams, row.room, row.options.stop_ids or (), options.length_penalty))
-                     for row in entering]  # fmt: skip
+            live += [(row, Search(options.beams, row.room, row.options.stop_ids or (), options.length_penalty,
+                                  row.options.suppressed)) for row in entering]  # fmt: skip
         before, after, parents, going = list[int](), list[int](), list[int](), list[tuple[Row, Search]]()
         for (row, search), of_row in zip(live, logits, strict=True):
             with _naming(row, search.tokens):

@@ -42,6 +42,10 @@ class Options(Spec):
     """Tokens that end a row; None: the tokenizer's end-of-text tokens, if there is one."""
     logprobs: int | None = None
     """Log-probabilities: of each token, and of so many best alternatives in its place; None: none."""
+    suppress: tuple[int, ...] = ()
+    """Tokens that are never chosen; they go before any step of Sampling."""
+    suppress_first: tuple[int, ...] = ()
+    """Tokens that are not chosen as the first one."""
     beams: int = 1
     """Above 1: beam search of this width; nothing is drawn then."""
     length_penalty: float = 0.0
@@ -71,6 +75,10 @@ class Options(Spec):
     @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else self.stop
+
+    def suppressed(self, count: int) -> tuple[int, ...]:
+        """What is not chosen after `count` tokens."""
+        return self.suppress if count else self.suppress + self.suppress_first
 
 
 @dataclass(frozen=True)
@@ -154,6 +162,9 @@ def _check_ends(options: Options, vocab: int, tokenizer: Tokenizer | None) -> No
     for token in options.stop_ids or ():
         if not 0 <= token < vocab:
             raise UsageError(f"stop token {token} is outside the vocabulary of {vocab}; stop_ids=() stops at none")
+    for token in options.suppressed(0):
+        if not 0 <= token < vocab:
+            raise UsageError(f"suppressed token {token} is outside the vocabulary of {vocab}")
     if options.stops and tokenizer is None:
         raise UsageError("stop strings need a tokenizer; give tokenizer=…, or stop_ids")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from hashlib import blake2b
 
 import torch
@@ -108,6 +108,11 @@ def log_probabilities(logits: Tensor) -> Tensor:
     Raises SublayerError as `sample` does.
     """
     return _finite(precise(logits)).log_softmax(-1)
+
+
+def without(logits: Tensor, ids: Sequence[int]) -> Tensor:
+    """logits [.., V] with −inf for ids: nothing chooses them."""
+    return logits.index_fill(-1, torch.tensor(ids, device=logits.device), -torch.inf) if ids else logits
 
 
 def precise(logits: Tensor) -> Tensor:

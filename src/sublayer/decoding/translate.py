@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import UsageError
 from ..nn.sublayer import ModelOp
+from ..text.tokenizer import Tokenizer, special_id
 from .generate import Stream
 from .request import read_options, read_rows
-
-if TYPE_CHECKING:
-    from ..text.tokenizer import Tokenizer
 
 MORE = 50  # tokens that a translation may be longer than its source (Vaswani et al. 2017, section 6.1)
 
@@ -44,7 +42,9 @@ def translate(
     if not tokenizer.eos:
         raise UsageError("the tokenizer has no token that ends a text, which is what a translation ends with")
     end = tokenizer.eos[0]
-    begin = end if start is None else _special(tokenizer, start)
+    begin = end if start is None else special_id(tokenizer, start)
+    if begin is None:
+        raise UsageError(f"start: the tokenizer has no special token {start!r}")
     if not texts:
         return []
     full = [bool(text.strip()) for text in texts]
@@ -65,10 +65,3 @@ def translate(
             if progress is not None:
                 progress(done, len(texts), read / sum(lengths))
     return [made.text or "" if some else "" for made, some in zip(stream.generated(), full, strict=True)]
-
-
-def _special(tokenizer: Tokenizer, name: str) -> int:
-    found = tokenizer.encode(name, specials="special")
-    if len(found) != 1 or tokenizer.token_bytes(found[0]):
-        raise UsageError(f"start: the tokenizer has no special token {name!r}")
-    return found[0]

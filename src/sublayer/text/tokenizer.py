@@ -118,6 +118,12 @@ class Names:
             )
 
 
+def special_id(tokenizer: Tokenizer, name: str) -> int | None:
+    """The id of a special token; None where the tokenizer has none of that name."""
+    found = tokenizer.encode(name, specials="special")
+    return found[0] if len(found) == 1 and not tokenizer.token_bytes(found[0]) else None
+
+
 def check_policy(specials: str) -> None:
     """Raises UsageError unless specials is one of the policies."""
     if specials not in ("text", "special", "error"):

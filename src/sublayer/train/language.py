@@ -18,7 +18,7 @@ from ..nn.head import Head
 from ..nn.sublayer import Model, ModelOp
 from ..recipes.bert import masked_tokens
 from ..step import Step
-from ..text.tokenizer import Tokenizer
+from ..text.tokenizer import Tokenizer, special_id
 from .batch import Batch
 from .loss import IGNORED, Loss, head_loss
 from .objectives import Objective, refuse_causal, refuse_sighted
@@ -76,9 +76,7 @@ class Words:
 
     def special(self, name: str) -> int | None:
         """The id of a special token; None where the tokenizer has none of that name."""
-        found = self.tokenizer.encode(name, specials="special")
-        known = len(found) == 1 and not self.tokenizer.token_bytes(found[0])
-        return found[0] if known else None
+        return special_id(self.tokenizer, name)
 
 
 def _of_a_word(byte: bytes) -> bool:

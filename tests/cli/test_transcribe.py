@@ -1,0 +1,55 @@
+"""`sublayer transcribe`: a recording in, a line out, and mistakes in one line."""
+
+import wave
+from pathlib import Path
+
+import pytest
+
+from sublayer.cli.main import main
+from sublayer.data.audio import read_audio
+from sublayer.decoding import read_speech, transcribe
+from sublayer.recipes import whisper
+from sublayer.recipes.whisper import TINY
+from sublayer.text import Bytes
+from sublayer.weights import load, save
+
+MARKS = ("<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|translate|>", "<|transcribe|>", "<|notimestamps|>")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save(whisper(**TINY | {"vocab": 272, "context": 8}).build(1), folder)
+    Bytes(MARKS).save(folder)
+    for name in ("a", "b"):
+        with wave.open(str(folder / f"{name}.wav"), "wb") as file:
+            file.setparams((1, 2, 8000, 0, "NONE", ""))
+            file.writeframes((name * 1000).encode())
+    return folder
+
+
+def test_recordings_are_written_down_in_order(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [folder / "b.wav", folder / "a.wav"]
+    texts = transcribe(load(folder), Bytes(MARKS), [*map(read_audio, paths)], read_speech(folder), beams=2)
+    assert main(["transcribe", str(folder), *map(str, paths), "--beams", "2"]) == 0
+    assert capsys.readouterr().out == f"{paths[0]}\t{texts[0]}\n{paths[1]}\t{texts[1]}\n"
+    assert main(["transcribe", str(folder), str(paths[0]), "--beams", "2", "--language", "en"]) == 0
+    assert capsys.readouterr().out == f"{texts[0]}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["{folder}", "{folder}/c.wav"], 1, "c.wav: cannot be read: No such file"),
+        (["{folder}", "{folder}/spec.json"], 1, "spec.json: no WAV of whole numbers"),
+        (["{folder}", "{folder}/a.wav", "--language", "xx"], 2, "language 'xx' is none"),
+        (["{folder}/none", "{folder}/a.wav"], 1, "none: no such folder"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    arguments: list[str], code: int, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["transcribe", *(part.format(folder=folder) for part in arguments)]) == code
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
