@@ -84,8 +84,8 @@ def generate(
     sources: for a model with an encoder, what it reads for each prompt; the prompt is then what the decoder starts
     with. seed: one a row, or one number: row i then has seed + i; None: one that is drawn and reported. options: the
     fields of Options (max_tokens, stop, beams, …) and Sampling (temperature, top_k, …). each: one mapping a prompt of
-    options for it alone (max_tokens, stop, stop_ids, logprobs, and Sampling's). kept: a slot that stays filled, so that
-    the next prompt's beginning need not be read again; for one prompt, without sources and beams.
+    options for it alone (max_tokens, stop, stop_ids, suppress, logprobs, and Sampling's). kept: a slot that stays
+    filled, so that the next prompt's beginning need not be read again; for one prompt, without sources and beams.
 
     A row depends on its prompt, source, seed and options only, never on its neighbours or the number of slots, up to
     the rounding of matrix products (with slots=1 to the last bit).

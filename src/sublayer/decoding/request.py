@@ -25,7 +25,7 @@ Frames = Tensor | Sequence[Tensor]
 """Sources for an encoder that reads no tokens: [B, T, F], or one [T, F] a prompt."""
 
 
-OWN = ("max_tokens", "stop", "stop_ids", "logprobs")
+OWN = ("max_tokens", "stop", "stop_ids", "suppress", "suppress_first", "logprobs")
 """Fields of Options that a row may have for itself, as all of Sampling's; the others are of the whole call."""
 
 
