@@ -148,6 +148,17 @@ def test_a_folder_for_each_class_gives_middle_squares_of_one_size(tmp_path: Path
     assert grey.pixels(0).shape == (1, 4, 4)
 
 
+def test_images_of_one_size_keep_it(tmp_path: Path) -> None:
+    found = images(drawn(tmp_path))
+    assert found.shape == (3, 8, 16)
+    with Image.open(tmp_path / "train" / "cat" / "0.png") as file:
+        assert (found.pixels(0) == np.asarray(file).transpose(2, 0, 1)).all()
+    lying = Image.new("L", (8, 16))
+    lying.getexif()[0x0112] = 6  # to be turned by a quarter, and then as wide as the others
+    lying.save(tmp_path / "train" / "cat" / "2.jpg", exif=lying.getexif())
+    assert images(tmp_path).pixels(2).shape == (3, 8, 16)
+
+
 def test_the_classes_of_training_count_the_labels_of_the_test(tmp_path: Path) -> None:
     drawn(tmp_path)
     (tmp_path / "val" / "dog").mkdir(parents=True)
@@ -188,8 +199,9 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         images(tmp_path)
     with pytest.raises(UsageError, match=r"split='tests' \(did you mean 'test'\?\)"):
         images(tmp_path, "tests")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(UsageError, match="data.size .size=. is missing"):
-        images(drawn(tmp_path))
+    Image.new("L", (9, 5)).save(drawn(tmp_path) / "train" / "dog" / "small.png")
+    with pytest.raises(UsageError, match=r"small.png: 9 × 5 pixels, and 0.png 16 × 8: data.size .size=. is missing"):
+        images(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="empty: no images"):
         image_folder(tmp_path / "empty", 4)

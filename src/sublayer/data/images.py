@@ -8,10 +8,11 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, cast
@@ -81,11 +82,11 @@ def images(
     """What a folder holds for one split: IDX files by MNIST's names, or FOLDER/train/CLASS/*.png, *.jpg.
 
     The test split is named t10k in IDX files, and test or val as a folder. size and channels are those that the images
-    of a folder are made to have; IDX files have their own. classes: the names that the labels count, such as those of
-    the training split; None: the folders there are.
+    of a folder are made to have; size None: all have one size and keep it. IDX files have their own. classes: the names
+    that the labels count, such as those of the training split; None: the folders there are.
 
     Raises NoSplit for a folder without that split, InputError naming the file for what is missing or broken, UsageError
-    for a folder without a size.
+    for images of several sizes where none is given.
     """
     folder = Path(path)
     if split not in SPLITS:
@@ -95,10 +96,6 @@ def images(
         if pixels is not None and labels is not None:
             return idx(pixels, labels, classes)
         if (folder / name).is_dir():
-            if size is None:
-                raise UsageError(
-                    f"{folder / name}: data.size (size=) is missing: how many pixels high and wide its images become"
-                )
             return image_folder(folder / name, size, channels, classes)
     raise NoSplit(
         f"{folder}: no {split} images: neither {SPLITS[split][0]}-images-idx3-ubyte and its labels, nor a folder "
@@ -124,14 +121,18 @@ def idx(pixels: Path | str, labels: Path | str, classes: Sequence[str] | None = 
 
 
 def image_folder(
-    path: Path | str, size: int, channels: Literal[1, 3] = 3, classes: Sequence[str] | None = None
+    path: Path | str, size: int | None = None, channels: Literal[1, 3] = 3, classes: Sequence[str] | None = None
 ) -> Images:
     """FOLDER/CLASS/*.png, *.jpg: decoded when asked for, the shorter side made `size`, and the middle square taken.
 
-    Needs Pillow (the extra "images"). Raises InputError for a folder without images or of an unknown class.
+    size None: the images are as they are, all of one size. Needs Pillow (the extra "images"). Raises InputError for a
+    folder without images or of an unknown class, UsageError for images of several sizes.
     """
     folder = Path(path)
-    decode = _decoder(size, channels)
+    if find_spec("PIL") is None:
+        raise UsageError("PNG and JPEG files need Pillow: pip install 'sublayer[images]'")
+    if (size is not None and size < 1) or channels not in (1, 3):
+        raise UsageError(f"images of {size} pixels and {channels} channels: at least 1, and 1 or 3")
     folders = sorted(item for item in folder.iterdir() if item.is_dir() and not item.name.startswith("."))
     names = tuple(classes) if classes is not None else tuple(item.name for item in folders)
     files: list[Path] = []
@@ -146,8 +147,10 @@ def image_folder(
         raise InputError(f"{folder}: no images: expected a folder for each class, with files {', '.join(SUFFIXES)}")
     labels = np.array(tags, np.int64)
     about = [(str(file.relative_to(folder)), file.stat().st_size) for file in files]
+    sides = _alike(files) if size is None else (size, size)
+    decode = _decoder(sides, channels)
     return Images(
-        (channels, size, size), labels, names, _stamp(size, about, names),
+        (channels, *sides), labels, names, _stamp(size, about, names),
         lambda index: decode(files[index]), lambda index: str(files[index]),
     )  # fmt: skip
 
@@ -310,28 +313,54 @@ def _exactly(file: IO[bytes], count: int, path: Path) -> bytearray:
     return found
 
 
-def _decoder(size: int, channels: int) -> Callable[[Path], np.ndarray]:
-    try:
-        from PIL import Image, ImageOps
-    except ImportError:
-        raise UsageError("PNG and JPEG files need Pillow: pip install 'sublayer[images]'") from None
-    if size < 1 or channels not in (1, 3):
-        raise UsageError(f"images of {size} pixels and {channels} channels: at least 1, and 1 or 3")
+def _alike(files: Sequence[Path]) -> tuple[int, int]:
+    """(height, width) that all of them have, read from their beginnings."""
+    sizes: dict[tuple[int, int], Path] = {}
+    for file in files:
+        with _opened(file) as image:
+            turned = image.getexif().get(0x0112, 1) > 4  # the camera lay on its side
+            sizes.setdefault(image.size if turned else image.size[::-1], file)
+        if len(sizes) > 1:
+            (first, path), (other, _) = sizes.items()
+            raise UsageError(
+                f"{file}: {_times(other)} pixels, and {path.name} {_times(first)}: data.size (size=) is missing, how "
+                "many pixels high and wide they become"
+            )
+    return next(iter(sizes))
+
+
+def _decoder(sides: tuple[int, int], channels: int) -> Callable[[Path], np.ndarray]:
+    from PIL import Image, ImageOps
 
     def decode(path: Path) -> np.ndarray:
-        try:
-            with Image.open(path) as file:
-                if prod(file.size) > MAX_PIXELS:
-                    raise InputError(f"{path}: {file.size[0]} × {file.size[1]} pixels, more than {MAX_PIXELS}")
-                if file.mode not in MODES:
-                    raise InputError(f"{path}: pixels of the kind {file.mode} do not fit into 8 bits: convert them")
-                image: Any = ImageOps.exif_transpose(file).convert("RGB" if channels == 3 else "L")
-            square = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise InputError(f"{path}: not a whole image: {error}") from None
-        return np.asarray(square).reshape(size, size, channels).transpose(2, 0, 1)
+        with _opened(path) as file:
+            if prod(file.size) > MAX_PIXELS:
+                raise InputError(f"{path}: {file.size[0]} × {file.size[1]} pixels, more than {MAX_PIXELS}")
+            if file.mode not in MODES:
+                raise InputError(f"{path}: pixels of the kind {file.mode} do not fit into 8 bits: convert them")
+            image: Any = ImageOps.exif_transpose(file).convert("RGB" if channels == 3 else "L")
+            fitted = ImageOps.fit(image, sides[::-1], Image.Resampling.BICUBIC)
+        return np.asarray(fitted).reshape(*sides, channels).transpose(2, 0, 1)
 
     return decode
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A file of pixels. Raises InputError where it is none, or where it turns out to be cut while it is read."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as file:
+            yield file
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: not a whole image: {error}") from None
+
+
+def _times(sides: tuple[int, int]) -> str:
+    return f"{sides[1]} × {sides[0]}"
 
 
 def _stamp(*about: object) -> str:

@@ -170,9 +170,7 @@ def _head(config: Config, line: str, suffix: str, activation: Activation, eps: f
     dropped = config("classifier_dropout", config("hidden_dropout_prob", 0.1))
     if suffix == "ForMaskedLM":
         config.fix("tie_word_embeddings", True)
-        return masked_tokens(
-            eps, activation if line == "Bert" else "gelu"
-        )  # RoBERTa's has GELU whatever its layers have
+        return masked_tokens(eps, "gelu" if line == "Roberta" else activation)  # RoBERTa's head has no other
     if suffix == "ForSequenceClassification":
         before = Transform("tanh", dropout=dropped if line == "Roberta" else 0.0)
         return Classifier(classes(config), "first", before, dropout=dropped)

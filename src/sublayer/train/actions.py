@@ -30,6 +30,7 @@ class BehaviourCloning(Objective):
 
     kind: ClassVar[str] = "behaviour_cloning"
     reads: ClassVar[Reads] = "episodes"
+    uses: ClassVar[tuple[str, ...]] = ("prefix", "judge", "length", "held")
     bins: int = 256
     """Bins of each dimension of an action."""
     tails: float = 0.01

@@ -164,7 +164,7 @@ class RunData(Spec):
     judge: str | tuple[str, ...] = ()
     """Files, folders, globs that are held out, instead of a share of the rest; not for running text."""
     size: int | None = None
-    """Pixels high and wide that the images of a folder are made; IDX files have their own size."""
+    """Pixels high and wide that the images of a folder are made; None: all have one size. IDX files have their own."""
     channels: Literal[1, 3] = 3
     """Of the images of a folder: 1 grey, 3 colours."""
     augment: Augment = Augment()
@@ -306,6 +306,25 @@ class Run(Spec):
             f"schedule.shape={self.schedule.shape!r} falls towards the last step, which train.seconds does not tell: "
             "take constant or inverse_sqrt",
         )
+        self._refuse_idle()
+
+    def _refuse_idle(self) -> None:
+        """Raises SpecError for a key that says nothing to this objective, or that the sources' own replace."""
+        objective, data = self.objective, self.data
+        for at, table in (("data", data), *((f"data.sources.{i}", source) for i, source in enumerate(data.sources))):
+            for key in _hints(type(table)).keys() - {"paths", "sources", "weight", "name"}:
+                if getattr(table, key) != getattr(type(table), key):
+                    self.require(key in objective.uses, f"{at}.{key}: the objective {objective.kind} has no use for it")
+                    own = table is data and data.sources and key in _hints(RunSource)
+                    self.require(not own, f"data.{key}: with data.sources, each of them has its own")
+        following = isinstance(objective, NextToken)
+        for key, idle in {
+            "tokenizer": objective.reads in ("images", "alignments") and self.tokenizer != RunTokenizer(),
+            "train.tokens": objective.reads not in ("text", "examples") and self.train.tokens is not None,
+            "eval.stride": self.eval.stride is not None and not following,
+            "eval.sample": bool(self.eval.sample) and not following,
+        }.items():
+            self.require(not idle, f"{key}: the objective {objective.kind} has no use for it")
 
     @property
     def steps(self) -> int | None:

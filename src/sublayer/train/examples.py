@@ -27,6 +27,7 @@ class OnExamples(Objective):
     """Base of what is trained on examples: a record's values become ids, and examples a batch."""
 
     reads: ClassVar[Reads] = "examples"
+    uses: ClassVar[tuple[str, ...]] = ("field", "target", "prefix", "judge", "bad_bytes", "length", "held")
     labelled: ClassVar[bool] = False
     """Whether the second field is one of a set of names, or a list of them."""
 
@@ -166,6 +167,7 @@ class Tagging(OnExamples):
     """A tag for each word of a text that comes as a list of words; a word's first token carries it."""
 
     kind: ClassVar[str] = "tagging"
+    uses: ClassVar[tuple[str, ...]] = tuple(key for key in OnExamples.uses if key != "prefix")
     answer: ClassVar[str] = "word"
     labelled: ClassVar[bool] = True
 

@@ -93,8 +93,6 @@ class TextFeed:
     """Running text, in packed rows."""
 
     def __init__(self, run: Run, out: Path, view: View) -> None:
-        if run.data.judge:
-            raise UsageError("data.judge: running text is held out by data.held; judge is for other data")
         self.run, self.out, self.view = run, out, view
         self.objective = cast("NextToken | Masked | SpanCorruption", run.objective)
         self.tokenizer = tokenizer_of(run, out, view, self._texts)
@@ -359,6 +357,8 @@ class ImageFeed:
                 raise
             self.images, self.kept = _parted(self.images, data.held)
             view.note(f"{source.paths}: no test images, so {len(self.kept):,} are held out")
+        if self.kept.shape != self.images.shape:
+            raise InputError(f"{self.kept.where(0)}: {self.kept.shape}, and images to train on {self.images.shape}")
         channels, height, width = self.images.shape
         image = height if height == width else (height, width)
         self.sizes: dict[str, Any] = {"classes": len(self.images.classes), "image": image, "channels": channels}

@@ -30,6 +30,8 @@ class Objective(Spec):
     """Its name in a configuration."""
     reads: ClassVar[Reads] = "text"
     """What it is trained on, which decides how it collates (see feeds.py)."""
+    uses: ClassVar[tuple[str, ...]] = ("field", "bad_bytes", "length", "held", "segments")
+    """The keys of [data], beside paths and sources, that mean something then."""
     unit: ClassVar[str] = "nats"
     """What its loss is measured in, for each answer."""
     answer: ClassVar[str] = "token"

@@ -34,6 +34,7 @@ class MaskedAlignment(Objective):
     kind: ClassVar[str] = "masked_msa"
     answer: ClassVar[str] = "cell"
     reads: ClassVar[Reads] = "alignments"
+    uses: ClassVar[tuple[str, ...]] = ("judge", "length", "depth", "held")
     share: float = 0.15
     """Of the cells that are asked for."""
     hidden: float = 0.7

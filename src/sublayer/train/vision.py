@@ -25,6 +25,7 @@ class OnImages(Objective):
     """Base of what is trained on labelled images."""
 
     reads: ClassVar[Reads] = "images"
+    uses: ClassVar[tuple[str, ...]] = ("judge", "size", "channels", "augment", "held")
 
     def collate(self, pictures: Pictures, classes: int, generator: torch.Generator) -> Batch:
         """The batch of some images; `classes` is how many there are."""
