@@ -52,7 +52,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def command(
-    model: Annotated[Path, typer.Argument(help="A model folder, Sublayer's or Hugging Face's.")],
+    model: Annotated[Path, typer.Argument(help="A model: a folder, Sublayer's or Hugging Face's, or a .gguf file.")],
     system: Annotated[str | None, typer.Option(help="What the model is told before the first turn.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Tokens after which an answer stops; 512.")] = None,
     temperature: Annotated[
@@ -90,6 +90,7 @@ def command(
     from ..text import load_tokenizer
     from ..text.chat import ChatTemplate
     from ..weights import load
+    from ..weights.context import trained_length
     from ..weights.load import read_spec
 
     given: dict[str, Any] = {
@@ -101,7 +102,7 @@ def command(
     spec, _ = read_spec(model)
     advised, where = recommended(model)
     settings = DEFAULTS | advised | given
-    limit = _context(model, spec.context, context)
+    limit = _context(trained_length(model, spec), spec.context, context)
     tokenizer, template = load_tokenizer(model), None if plain else ChatTemplate.read(model)
     if template is None and system:
         raise UsageError(f"--system: {'--plain continues text' if plain else f'{model} has no chat template'}")
@@ -336,17 +337,11 @@ def _check(settings: dict[str, Any], stop: list[str]) -> None:
     read_options({name: value for name, value in settings.items() if name != "seed"} | {"stop": tuple(stop)})
 
 
-def _context(folder: Path, positions: int | None, asked: int | None) -> int:
+def _context(trained: int | None, learned: int | None, asked: int | None) -> int:
     """Tokens that a conversation may have."""
-    from ..weights.load import read_json
-
-    if asked is not None and positions is not None and asked > positions:
-        raise UsageError(f"--context {asked}: the model has learned {positions} positions")
-    if asked or positions:
-        return asked or positions or CONTEXT
-    path = folder / "config.json"
-    told = read_json(path).get("max_position_embeddings") if path.is_file() else None
-    return told if isinstance(told, int) and told > 1 else CONTEXT
+    if asked is not None and learned is not None and asked > learned:
+        raise UsageError(f"--context {asked}: the model has learned {learned} positions")
+    return asked or trained or CONTEXT
 
 
 def _cut(finish: str | None, *, full: bool) -> str:

@@ -3,7 +3,9 @@
 Nothing of a subcommand is imported before it is called: `sublayer --help` must not wait for torch.
 """
 
+import errno
 import traceback
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
@@ -45,7 +47,9 @@ def main(args: Sequence[str] | None = None) -> int:
     `--debug`, before the subcommand, shows the traceback too. An error that is a fault of ours is not caught.
     """
     try:
-        code = typer.main.get_command(app).main(args, prog_name="sublayer", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _note
+            code = typer.main.get_command(app).main(args, prog_name="sublayer", standalone_mode=False)
     except TyperException as error:
         return _complain(error.format_message(), error.exit_code)
     return code or 0
@@ -67,7 +71,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except (SublayerError, OSError) as error:
-            if isinstance(error, OSError) and error.filename is None:
+            if isinstance(error, OSError) and error.filename is None and error.errno != errno.ENOSPC:
                 raise  # a closed pipe, which typer ends quietly, or a fault of ours
             if ctx.params["debug"]:
                 traceback.print_exc()
@@ -104,7 +108,12 @@ def _load(name: str) -> Any:
 def _told(error: SublayerError | OSError) -> tuple[str, int]:
     if isinstance(error, SublayerError):
         return str(error), error.exit_code
-    return f"{error.filename}: {error.strerror}", 1
+    return f"{error.filename or 'stdout'}: {error.strerror}", 1
+
+
+def _note(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
+    """A warning as one line, without the place in the code, which says nothing to a user."""
+    typer.secho(f"sublayer: {' '.join(str(message).split())}", fg="yellow", err=True)
 
 
 def _complain(message: str, code: int) -> int:

@@ -57,6 +57,10 @@ class Progress:
         else:
             typer.echo(line, err=True)
 
+    def skip(self) -> None:
+        """One prompt less, which was done before."""
+        self._prompts -= 1
+
     def line(self, seconds: float) -> str:
         left = (
             "" if not self._done else f", about {_duration(seconds / self._done * (self._prompts - self._done))} left"

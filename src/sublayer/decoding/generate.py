@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor
 
@@ -133,8 +133,8 @@ class Stream(Iterator[Event]):
         tokenizer: Tokenizer | None,
         kept: KeptSlot | None = None,
     ) -> None:
-        self._rows, self._tokenizer = rows, tokenizer
-        self._events: list[list[Event]] = [[] for _ in rows]
+        self._rows, self._tokenizer = {row.index: row for row in rows}, tokenizer
+        self._events: dict[int, list[Event]] = {row.index: [] for row in rows}
         self._run = _run(model, rows, options, tokenizer, kept)
 
     def __next__(self) -> Event:
@@ -146,10 +146,15 @@ class Stream(Iterator[Event]):
         """Ends all rows: the decoding state is freed, and the model is in its former mode again."""
         self._run.close()
 
-    def generated(self) -> list[Generated]:
-        """One Generated a prompt, of what has come so far."""
-        rows = zip(self._rows, self._events, strict=True)
-        return [_joined(row, events, self._tokenizer) for row, events in rows]
+    @overload
+    def generated(self) -> list[Generated]: ...
+    @overload
+    def generated(self, row: int) -> Generated: ...
+    def generated(self, row: int | None = None) -> list[Generated] | Generated:
+        """One Generated a prompt, of what has come so far; row: that of one alone."""
+        if row is not None:
+            return _joined(self._rows[row], self._events[row], self._tokenizer)
+        return [_joined(one, self._events[one.index], self._tokenizer) for one in self._rows.values()]
 
 
 def _run(

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import InputError, SpecError
 from ..text.ending import read_json
 from ..text.metadata import read_metadata
+from ..weights.load import gguf_file
 from .request import read_options
 
 OURS = {
@@ -34,8 +35,9 @@ def recommended(path: Path) -> tuple[dict[str, Any], str]:
     Empty where nothing is said. `do_sample: false` is temperature 0. Raises InputError, naming the file, for a value
     that generation does not take.
     """
-    if path.suffix == ".gguf" and path.is_file():
-        file, found = path, _named(read_metadata(path), GGUF)
+    gguf = gguf_file(path)
+    if gguf is not None:
+        file, found = gguf, _named(read_metadata(gguf), GGUF)
     else:
         file = path / "generation_config.json"
         data = read_json(file) if file.is_file() else {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
-from ..errors import InputError, SpecError, UsageError, nearest
+from ..errors import InputError, UsageError, nearest
 from ..nn.embed import Embed
 from ..nn.position import LearnedOp
 from ..nn.sublayer import ModelOp, Trunk, TrunkOp
@@ -131,9 +131,8 @@ def read_rows(
     for index, prompt in enumerate(ids):
         if limit is not None and len(prompt) > limit:
             raise InputError(f"row {index}: the prompt of {len(prompt)} tokens is longer than {of}")
-    own = [options] * len(ids) if each is None else _read_each(each, len(ids), options)
-    for one in dict.fromkeys(own):
-        _check_ends(one, vocab, tokenizer)
+    _check_ends(options, vocab, tokenizer)
+    own = [options] * len(ids) if each is None else _read_each(each, len(ids), options, vocab, tokenizer)
     # The last token is an answer and is never read, so a context of n positions gives room for one more.
     rooms = [one.max_tokens if limit is None else min(one.max_tokens, limit - len(row) + 1)
              for one, row in zip(own, ids, strict=True)]  # fmt: skip
@@ -142,7 +141,9 @@ def read_rows(
     return [Row(i, *row) for i, row in enumerate(zip(ids, found, _seeds(seed, drawn), rooms, own, strict=True))]
 
 
-def _read_each(each: Sequence[Mapping[str, Any]], rows: int, options: Options) -> list[Options]:
+def _read_each(
+    each: Sequence[Mapping[str, Any]], rows: int, options: Options, vocab: int, tokenizer: Tokenizer | None
+) -> list[Options]:
     if len(each) != rows:
         raise UsageError(f"options of {len(each)} rows for {rows} prompts: give one mapping a prompt")
     own = {*OWN, *_names(Sampling)}
@@ -153,7 +154,8 @@ def _read_each(each: Sequence[Mapping[str, Any]], rows: int, options: Options) -
             raise UsageError(f"row {index}: {bad!r} is no option of a row{nearest(bad, own)}")
         try:
             found.append(read_options(given, options))
-        except SpecError as error:
+            _check_ends(found[-1], vocab, tokenizer)
+        except UsageError as error:
             raise UsageError(f"row {index}: {error}") from None
     return found
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import InputError
 from .ending import read_json
+from .metadata import read_metadata
 from .tokenizer import Tokenizer
 
 Message = Mapping[str, str]
@@ -32,11 +33,14 @@ class ChatTemplate:
 
     @classmethod
     def read(cls, folder: Path | str) -> ChatTemplate | None:
-        """From chat_template.jinja, else tokenizer_config.json; None where a folder has neither.
+        """From chat_template.jinja, else tokenizer_config.json, or a GGUF file; None where a folder has none.
 
         Raises InputError for a template that is no text, is too large, or is none of several without a default.
         """
         folder = Path(folder)
+        gguf = _gguf(folder)
+        if gguf is not None:
+            return cls._read_gguf(gguf)
         path, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
         config = read_json(path) if path.is_file() else {}
         source: Any = config.get("chat_template")
@@ -59,6 +63,21 @@ class ChatTemplate:
                 f"{where}: chat_template is a text of at most {LARGEST} characters, or a list with a default"
             )
         return cls(source, _tokens(config), where=where)
+
+    @classmethod
+    def _read_gguf(cls, file: Path) -> ChatTemplate | None:
+        metadata = read_metadata(file)
+        source, names = metadata.get("tokenizer.chat_template"), metadata.get("tokenizer.ggml.tokens")
+        if source is None:
+            return None
+        if not isinstance(source, str) or len(source) > LARGEST:
+            raise InputError(f"{file}: tokenizer.chat_template is a text of at most {LARGEST} characters")
+        tokens: dict[str, str] = {}
+        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+            id = metadata.get(f"tokenizer.ggml.{key}_token_id")
+            if isinstance(names, list) and type(id) is int and 0 <= id < len(names) and isinstance(names[id], str):
+                tokens[f"{name}_token"] = names[id]
+        return cls(source, tokens, where=str(file))
 
     def render(self, messages: Sequence[Message], *, answer: bool = True) -> str:
         """The text of a conversation; answer: up to where the assistant's next words begin.
@@ -121,6 +140,15 @@ class ChatTemplate:
         if "error" in result:
             raise InputError(f"{self.where}: {result['error']}")
         return result["texts"]
+
+
+def _gguf(path: Path) -> Path | None:
+    """The GGUF file that a path names: it, or the only one of a folder that has no files of another kind."""
+    if path.suffix == ".gguf" and path.is_file():
+        return path
+    others = ("tokenizer_config.json", "chat_template.jinja", "config.json", "spec.json")
+    found = [*path.glob("*.gguf")] if path.is_dir() and not any((path / name).is_file() for name in others) else []
+    return found[0] if len(found) == 1 else None
 
 
 def _tokens(config: Mapping[str, Any]) -> dict[str, str]:
