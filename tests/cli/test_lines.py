@@ -35,7 +35,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     def call(*arguments: object) -> tuple[int, str, str]:
-        return main(["generate", *map(str, arguments)]), *capsys.readouterr()
+        code = main(["generate", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return code, out, err
 
     return call
 

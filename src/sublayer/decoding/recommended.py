@@ -37,7 +37,8 @@ def recommended(path: Path) -> tuple[dict[str, Any], str]:
     """
     gguf = gguf_file(path)
     if gguf is not None:
-        file, found = gguf, _named(read_metadata(gguf), GGUF)
+        file = gguf
+        found: dict[str, Any] = _named(read_metadata(gguf), GGUF)
     else:
         file = path / "generation_config.json"
         data = read_json(file) if file.is_file() else {}
