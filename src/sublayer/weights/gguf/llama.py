@@ -138,17 +138,16 @@ QWEN2 = Architecture(
 
 QWEN3 = Architecture(
     "qwen3", "Qwen3ForCausalLM", "qwen3",
-    (*SIZES, heads(), HIDDEN, RMS, rope(), SILU, fixed(use_sliding_window=False),
-     present("blk.0.attn_q.bias", "attention_bias")),
+    (*SIZES, heads(), HIDDEN, RMS, rope(), SILU, fixed(use_sliding_window=False, attention_bias=False)),
     lambda config: decoder(*ATTENTION, *QK_NORMS, *FFN_NORM, *FEED_FORWARD),
 )  # fmt: skip
 
 QWEN3_MOE = Architecture(
     "qwen3moe", "Qwen3MoeForCausalLM", "qwen3_moe",
     (*SIZES, heads(), key("feed_forward_length", "intermediate_size", 0), RMS, rope(), SILU,
-     fixed(use_sliding_window=False, norm_topk_prob=True, mlp_only_layers=[], decoder_sparse_step=1),
-     key("expert_feed_forward_length", "moe_intermediate_size"), routing("num_experts", "num_experts_per_tok"),
-     present("blk.0.attn_q.bias", "attention_bias")),
+     fixed(use_sliding_window=False, norm_topk_prob=True, mlp_only_layers=[], decoder_sparse_step=1,
+           attention_bias=False),
+     key("expert_feed_forward_length", "moe_intermediate_size"), routing("num_experts", "num_experts_per_tok")),
     lambda config: [
         *decoder(*ATTENTION, *QK_NORMS, *FFN_NORM, ("mlp.gate", "ffn_gate_inp")),
         *experts(config["num_experts"], "mlp.experts"),
@@ -157,7 +156,7 @@ QWEN3_MOE = Architecture(
 
 OLMO2 = Architecture(
     "olmo2", "Olmo2ForCausalLM", "olmo2",
-    (*SIZES, heads(size=False), HIDDEN, RMS, rope(), SILU, present("blk.0.attn_q.bias", "attention_bias")),
+    (*SIZES, heads(size=False), HIDDEN, RMS, rope(), SILU, fixed(attention_bias=False)),
     lambda config: decoder(
         *ATTENTION[1:], *QK_NORMS, *FEED_FORWARD, ("post_attention_layernorm", "post_attention_norm"),
         ("post_feedforward_layernorm", "post_ffw_norm"),

@@ -1,0 +1,62 @@
+"""llama.cpp, the program that GGUF files are written for, asked through xllamacpp."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import xllamacpp
+from torch import Tensor
+
+
+class LlamaCpp:
+    """A model of a GGUF file, with a cache of 32-bit numbers."""
+
+    def __init__(self, path: Path, length: int = 256) -> None:
+        asked = xllamacpp.CommonParams()
+        asked.model.path = str(path)
+        asked.n_ctx = length
+        asked.n_parallel = 1
+        asked.warmup = False
+        asked.cpuparams.n_threads = 1
+        asked.cache_type_k = asked.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        asked.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        with _quiet():
+            self._server = xllamacpp.Server(asked)
+
+    def log_probabilities(self, ids: Sequence[int], vocab: int) -> Tensor:
+        """[V] of the token after these ids."""
+        top = self._complete(ids, 1, vocab)[0]["top_logprobs"]
+        found = torch.full((vocab,), float("nan"), dtype=torch.float64)
+        for one in top:
+            found[one["id"]] = one["logprob"]
+        return found
+
+    def greedy(self, ids: Sequence[int], tokens: int) -> list[int]:
+        """The ids that it continues with; fewer where it ends."""
+        return [one["id"] for one in self._complete(ids, tokens, 1)]
+
+    def _complete(self, ids: Sequence[int], tokens: int, alternatives: int) -> list[dict]:
+        request = {"prompt": list(ids), "max_tokens": tokens, "temperature": 0, "n_probs": alternatives,
+                   "logprobs": alternatives, "cache_prompt": False}  # fmt: skip
+        with _quiet():
+            answer = self._server.handle_completions(request)
+        return answer["choices"][0]["logprobs"]["content"]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What it logs goes nowhere."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
