@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sublayer.cli import translate as cli
+from sublayer.cli import progress
 from sublayer.cli.main import main
 from sublayer.decoding import translate
 from sublayer.recipes import gpt2, transformer
@@ -86,8 +86,8 @@ def test_progress_is_told_after_two_seconds_with_rate_and_time_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(cli.time, "monotonic", lambda: now)
-    tell = cli.telling("translating")
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    tell = progress.telling("translating")
     for seconds, done in ((1.0, 2), (4.0, 10), (5.0, 12), (15.0, 30), (20.0, 40)):
         now = 100.0 + seconds
         tell(done, 40, done / 40)

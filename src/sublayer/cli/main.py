@@ -29,6 +29,7 @@ COMMANDS = {
     "show": Entry("sublayer.cli.show", "Print an architecture: its parts, parameters, and bytes of state."),
     "train": Entry("sublayer.cli.train", "Train a model: text in, a folder with a model out."),
     "tokenizer": Entry("sublayer.cli.tokenizer", "Train a tokenizer, use it, compare it with others."),
+    "eval": Entry("sublayer.cli.eval", "Score text with a model: bits per byte."),
     "generate": Entry("sublayer.cli.generate", "Continue a text with a model."),
     "translate": Entry("sublayer.cli.translate", "Translate sentences with an encoder-decoder."),
     "transcribe": Entry("sublayer.cli.transcribe", "Write down what is said in recordings."),

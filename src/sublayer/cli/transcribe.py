@@ -28,7 +28,7 @@ def command(
     from ..text import load_tokenizer
     from ..weights import load
     from ..weights.load import read_spec
-    from .translate import telling
+    from .progress import telling
 
     read_spec(model)  # a folder that holds no model is told as such
     speech, tokenizer = read_speech(model), load_tokenizer(model)

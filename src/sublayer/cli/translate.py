@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from .progress import telling
 
 
 def command(
@@ -48,25 +48,3 @@ def command(
     )  # fmt: skip
     for line in found:
         typer.echo(" ".join(line.splitlines()))
-
-
-def telling(what: str, after: float = 2.0, every: float = 10.0) -> Callable[[int, int, float], None]:
-    """A `progress` of translate that tells stderr, from `after` seconds on, what is done, its rate and the time left:
-    over one line in a terminal, elsewhere a line every so many seconds."""
-    from ..train.view import clock
-
-    begun = shown = time.monotonic()
-    live = sys.stderr.isatty()
-
-    def tell(done: int, total: int, share: float) -> None:
-        nonlocal shown
-        now = time.monotonic()
-        gone, ended = now - begun, done == total
-        if gone < after or (not ended and now - shown < (0.2 if live else every) and shown != begun):
-            return
-        shown = now
-        left = f"done in {clock(gone)}" if ended else f"{clock(gone / share - gone)} left"
-        line = f"{what}: {done:,} of {total:,}, {done / gone:.1f} a second, {left}"
-        typer.echo(f"\r{line}\x1b[K" if live else line, nl=not live or ended, err=True)
-
-    return tell

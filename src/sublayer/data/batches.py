@@ -11,7 +11,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from heapq import heappop, heappush
 from math import lcm
-from typing import NamedTuple, overload
+from typing import NamedTuple, Protocol, overload
 
 import numpy as np
 import torch
@@ -40,6 +40,16 @@ class Rows(NamedTuple):
         """These rows in parts of at most so many."""
         parts = [slice(start, start + rows) for start in range(0, len(self.ids), rows)]
         return [Rows(self.ids[part], self.segment[part], self.where[part]) for part in parts]
+
+
+class Readable(Protocol):
+    """Documents' ids one after the other: Tokens on disk, or others in memory."""
+
+    def __len__(self) -> int: ...
+    def read(self, start: int, stop: int) -> np.ndarray: ...
+    def begins(self, start: int, stop: int) -> np.ndarray: ...
+    def number(self, position: int) -> int: ...
+    def where(self, position: int) -> str: ...
 
 
 class Batches:
@@ -115,7 +125,7 @@ class Batches:
         return Place(tokens, (begin + at) % len(tokens), min(self.length, len(tokens) - at) + 1)
 
 
-def windows(tokens: Tokens, length: int, stride: int | None = None, rows: int = 1) -> Iterator[tuple[Rows, Tensor]]:
+def windows(tokens: Readable, length: int, stride: int | None = None, rows: int = 1) -> Iterator[tuple[Rows, Tensor]]:
     """Held-out rows in the order of the text, at most `rows` at once, with the labels that count: int64 [B, L].
 
     Windows begin every `stride` tokens (None: L, so that they only just meet). Each token after the first is a label
@@ -140,7 +150,7 @@ def windows(tokens: Tokens, length: int, stride: int | None = None, rows: int = 
 class Place(NamedTuple):
     """Which tokens are in a row."""
 
-    tokens: Tokens
+    tokens: Readable
     start: int
     count: int
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import InputError
 from .ending import read_json
 from .metadata import read_metadata
-from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer, before
 
 Message = Mapping[str, str]
 """{"role": "system", "user", "assistant" or another name, "content": text}."""
@@ -200,12 +200,7 @@ def _forges(text: str, tokenizer: Tokenizer) -> bool:
 
 def _begun_once(ids: list[int], tokenizer: Tokenizer) -> list[int]:
     """With what the tokenizer puts before a text, exactly once."""
-    plain, framed = tokenizer.encode("a"), tokenizer.encode("a", framed=True)
-    before = framed[: len(framed) - len(plain)]
-    while before and framed[len(before) : len(before) + len(plain)] != plain:  # the frame has an end too
-        before.pop()
-    if not before:
-        return ids
-    while ids[: len(before)] == before:
-        ids = ids[len(before) :]
-    return [*before, *ids]
+    begin = before(tokenizer)
+    while begin and ids[: len(begin)] == begin:
+        ids = ids[len(begin) :]
+    return [*begin, *ids]

@@ -124,6 +124,18 @@ def special_id(tokenizer: Tokenizer, name: str) -> int | None:
     return found[0] if len(found) == 1 and not tokenizer.token_bytes(found[0]) else None
 
 
+def before(tokenizer: Tokenizer) -> list[int]:
+    """The special tokens that a framed text begins with."""
+    try:
+        plain, framed = tokenizer.encode("a"), tokenizer.encode("a", framed=True)
+    except InputError:  # one that lacks this letter was counted from a text, and frames nothing
+        return []
+    found = framed[: len(framed) - len(plain)]
+    while found and framed[len(found) : len(found) + len(plain)] != plain:  # the frame has an end too
+        found.pop()
+    return found
+
+
 def check_policy(specials: str) -> None:
     """Raises UsageError unless specials is one of the policies."""
     if specials not in ("text", "special", "error"):

@@ -35,6 +35,11 @@ class Score:
         return self.nats / max(self.tokens, 1)
 
     @property
+    def bits(self) -> float:
+        """Bits a token."""
+        return self.loss / math.log(2)
+
+    @property
     def accuracy(self) -> float:
         """Share of right answers; NaN where that was not counted."""
         return math.nan if self.right is None else self.right / max(self.tokens, 1)

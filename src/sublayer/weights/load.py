@@ -118,6 +118,14 @@ def read_spec(folder: Path) -> tuple[Model, Any]:
         raise SpecError(f"{path}: {error}") from None
 
 
+def read_config(path: Path) -> dict[str, Any] | None:
+    """What config.json says, or what a GGUF file's metadata say as one; None for a folder of Sublayer's own."""
+    file = gguf_file(path)
+    if file is not None:
+        return _read_gguf(_read_source(file))[1]
+    return None if (path / "spec.json").exists() else read_json(path / "config.json")
+
+
 def gguf_file(path: Path) -> Path | None:
     """The GGUF file that a path names: it, or the one in a folder that holds no description beside it."""
     if path.suffix == ".gguf" and not path.is_dir():
