@@ -28,9 +28,9 @@ class LlamaCpp:
         with _quiet():
             self._server = xllamacpp.Server(asked)
 
-    def log_probabilities(self, ids: Sequence[int], vocab: int) -> Tensor:
-        """[V] of the token after these ids."""
-        top = self._complete(ids, 1, vocab)[0]["top_logprobs"]
+    def log_probabilities(self, ids: Sequence[int], vocab: int, best: int | None = None) -> Tensor:
+        """[V] of the token after these ids; NaN for all but so many of the best."""
+        top = self._complete(ids, 1, best or vocab)[0]["top_logprobs"]
         found = torch.full((vocab,), float("nan"), dtype=torch.float64)
         for one in top:
             found[one["id"]] = one["logprob"]
@@ -42,7 +42,7 @@ class LlamaCpp:
 
     def _complete(self, ids: Sequence[int], tokens: int, alternatives: int) -> list[dict]:
         request = {"prompt": list(ids), "max_tokens": tokens, "temperature": 0, "n_probs": alternatives,
-                   "logprobs": alternatives, "cache_prompt": False}  # fmt: skip
+                   "logprobs": alternatives}  # fmt: skip
         with _quiet():
             answer = self._server.handle_completions(request)
         return answer["choices"][0]["logprobs"]["content"]

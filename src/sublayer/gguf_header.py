@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,6 +22,7 @@ from .errors import WeightsError
 # Value types by number: struct's letter for it.
 SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
+LENGTH = struct.Struct("<Q")
 
 MAX_HEADER = 256 << 20  # bytes; the largest vocabularies and their merges take some 30 MB
 MAX_ITEMS = 1 << 23  # of one array
@@ -140,12 +142,28 @@ class _Reader:
             raise self._fault(f"type {kind} is none of GGUF's")
         inner = self._scalar("I")
         if inner == STRING:
-            return [self._string() for _ in range(self._count(8, MAX_ITEMS))]
+            return self._strings(self._count(8, MAX_ITEMS))
         if inner not in SCALARS:
             raise self._fault(f"an array of type {inner} is not supported")
         size = struct.calcsize(SCALARS[inner])
         count = self._count(size, MAX_ITEMS)
         return list(struct.unpack(f"<{count}{SCALARS[inner]}", self._bytes(size * count)))
+
+    def _strings(self, count: int) -> list[str]:
+        """A vocabulary and its merges are hundreds of thousands, so this loop is tight."""
+        found: list[str] = []
+        data, at, end = self._data, self._at, self._at + self._left()
+        with suppress(struct.error, UnicodeDecodeError):
+            while len(found) < count:
+                stop = at + 8 + LENGTH.unpack_from(data, at)[0]
+                if stop > end:
+                    break
+                found.append(data[at + 8 : stop].decode("utf-8"))
+                at = stop
+        self._at = at
+        while len(found) < count:  # tells what is wrong with the next one
+            found.append(self._string())
+        return found
 
     def _count(self, least: int, most: int) -> int:
         """A number of items, each of `least` bytes at least."""
