@@ -16,8 +16,20 @@ import pytest
 import sublayer
 from sublayer.data.readers import records
 from sublayer.errors import InputError, UsageError
+from sublayer.nn.attention import Attention
+from sublayer.nn.delta import GatedDelta
+from sublayer.nn.gated_convolution import GatedConvolution
+from sublayer.nn.latent import LatentAttention
+from sublayer.nn.linear_attention import LinearAttention
+from sublayer.nn.mamba import Mamba, Mamba2
+from sublayer.nn.op import Part
+from sublayer.nn.recurrent import Recurrent
+from sublayer.nn.s4 import S4
+from sublayer.recipes.bert import TINY, bert
 from sublayer.train.config import run_of
+from sublayer.train.examples import Contrastive
 from sublayer.train.feeds import ExampleFeed, TextFeed
+from sublayer.train.language import Masked
 from sublayer.train.view import Quiet
 from tests.train.objectives import SMALL, TINY_RUN, carry_out, lines
 
@@ -232,3 +244,18 @@ def test_what_an_objective_cannot_train_is_refused(tmp_path: Path) -> None:
             )
     with pytest.raises(UsageError, match=r"objective.kind: unknown: 'maskd', nearest: masked|objective"):
         run_of({"out": "x", "objective": "maskd", "model": {"size": "gpt2-124m"}, "data": {"paths": "a"}})
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    [Attention(2), LinearAttention(2), LatentAttention(2, 8, 4, 4, 4), Recurrent("gru"), GatedConvolution(), S4(8),
+     Mamba(16), Mamba2(2, 8, 4), GatedDelta(2, 2, 4, 4)],
+    ids=lambda mixer: type(mixer).__name__,
+)  # fmt: skip
+def test_an_encoder_that_sees_one_side_is_refused_where_both_are_meant(mixer: Part) -> None:
+    whole = bert(**TINY)
+    blind = whole.override(**{"encoder.blocks.1.attn.op": mixer})
+    for objective in (Masked(), Contrastive()):
+        objective.fits(objective.adapt(whole, 0))
+        with pytest.raises(UsageError, match=r"model\.encoder\.blocks\.1\.attn\.op is causal: it sees one side only"):
+            objective.fits(objective.adapt(blind, 0))

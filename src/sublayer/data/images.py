@@ -339,7 +339,7 @@ def _decoder(sides: tuple[int, int], channels: int) -> Callable[[Path], np.ndarr
             if file.mode not in MODES:
                 raise InputError(f"{path}: pixels of the kind {file.mode} do not fit into 8 bits: convert them")
             image: Any = ImageOps.exif_transpose(file).convert("RGB" if channels == 3 else "L")
-            fitted = ImageOps.fit(image, sides[::-1], Image.Resampling.BICUBIC)
+            fitted = ImageOps.fit(image, (sides[1], sides[0]), Image.Resampling.BICUBIC)
         return np.asarray(fitted).reshape(*sides, channels).transpose(2, 0, 1)
 
     return decode

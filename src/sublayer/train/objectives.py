@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal, Self, get_type_hints
 
 from ..errors import UsageError
-from ..nn.attention import Attention
-from ..nn.latent import LatentAttention
+from ..nn.op import Op
 from ..nn.sublayer import Model, ModelOp
 from ..spec import Spec
 from .batch import Batch
@@ -65,18 +64,16 @@ def refuse_sighted(objective: Objective, model: Model) -> None:
 
 
 def refuse_causal(objective: Objective, model: Model) -> None:
-    """Raises UsageError where attention sees one side only, though both are meant."""
-    blind = next((at for at, part in parts(model) if _sees_one_side(part)), None)
+    """Raises UsageError where an op sees one side only, though both are meant: one that can be continued, token by
+    token."""
+    modules = model.empty(device="meta").named_modules()
+    blind = next((at for at, module in modules if isinstance(module, Op) and module.state()), None)
     if blind is not None:
-        raise UsageError(f"objective: {objective.kind}, but {blind} is causal: it sees one side only")
+        raise UsageError(f"objective: {objective.kind}, but model.{blind} is causal: it sees one side only")
 
 
 def _sees_ahead(part: Spec) -> bool:
     return getattr(part, "causal", True) is False or getattr(part, "direction", "forward") != "forward"
-
-
-def _sees_one_side(part: Spec) -> bool:
-    return isinstance(part, LatentAttention) or (isinstance(part, Attention) and part.causal)
 
 
 def parts(spec: Any, path: str = "model") -> Iterator[tuple[str, Spec]]:
