@@ -13,6 +13,7 @@ from sublayer.nn.feed_forward import FeedForward
 from sublayer.nn.initialise import Init
 from sublayer.nn.norm import RMSNorm
 from sublayer.nn.position import Alibi, Sinusoidal
+from sublayer.nn.recurrent import Recurrent
 from sublayer.nn.rope import Rope
 from sublayer.nn.sublayer import Block, Model, Trunk, pre_norm, repeat
 from sublayer.recipes import llama
@@ -44,11 +45,9 @@ def decoder(**attention: Any) -> Any:
         (Step(segment=torch.ones(2, 6)), "Step.segment holds whole numbers"),
         (Step(pos=torch.zeros(3, 6, dtype=torch.long)), "Step.pos is [3, 6]"),
         (Step(types=torch.zeros(2, 5, dtype=torch.long)), "Step.types is [2, 5]"),
-        (Step(memory=torch.zeros(2, 16)), "Step.memory is [2, 16]"),
-        (
-            Step(memory=torch.zeros(2, 3, 16), memory_segment=torch.ones(2, 4, dtype=torch.long)),
-            "Step.memory_segment is [2, 4]",
-        ),
+        (Step(memory=torch.zeros(2, 3, 16)), "Step.memory: nothing in this model reads it"),
+        (Step(memory_segment=torch.ones(2, 3)), "Step.memory_segment: nothing in this model reads it"),
+        (Step(types=torch.zeros(2, 6, dtype=torch.long)), "Step.types: the model knows no token types"),
         (Step(mask=torch.ones(3, 1, 6, 6, dtype=torch.bool)), "Step.mask is [3, 1, 6, 6]"),
         (Step(bias=torch.zeros(2, 2, 5, 6)), "Step.bias is [2, 2, 5, 6]"),
     ],
@@ -57,6 +56,21 @@ def test_geometry_that_does_not_fit_the_inputs_is_one_line(step: Step, message: 
     with pytest.raises(InputError) as caught:
         decoder()(IDS, step)
     assert message in str(caught.value)
+
+
+def test_a_memory_that_does_not_fit_is_one_line() -> None:
+    model = translator().build().double()
+    with pytest.raises(InputError, match=r"Step.memory is \[2, 16\]"):
+        model(IDS, Step(memory=torch.zeros(2, 16)))
+    with pytest.raises(InputError, match=r"Step.memory_segment is \[2, 4\]"):
+        model(IDS, Step(memory=torch.zeros(2, 3, 16), memory_segment=torch.ones(2, 4, dtype=torch.long)))
+
+
+@pytest.mark.parametrize("name", ["prefix", "mask", "bias"])
+def test_what_attention_alone_reads_is_refused_without_it(name: str) -> None:
+    model = Model(16, Trunk(Embed(16), (Block((pre_norm("mixer", Recurrent("gru"), RMSNorm()),)),))).build()
+    with pytest.raises(InputError, match=f"Step.{name}: nothing in this model reads it"):
+        model(IDS, Step(**{name: torch.zeros(2)}))
 
 
 def test_a_score_bias_of_the_caller_is_added_to_the_trunks() -> None:

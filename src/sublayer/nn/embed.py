@@ -44,7 +44,8 @@ class Embed(Part):
 
 
 class EmbedOp(nn.Module):
-    """ids [B, L] int64 → ([B, L, D], step). Raises InputError, on CPU, for ids outside the vocabulary.
+    """ids [B, L] int64 → ([B, L, D], step). Raises InputError, on CPU, for ids outside the vocabulary, and for token
+    types where there are none.
 
     An embedding that is shared has no tokens of its own and is handed the other trunk's table [V, D].
     """
@@ -71,6 +72,8 @@ class EmbedOp(nn.Module):
         if self.types is not None:
             types = step.types if step.types is not None else torch.zeros_like(ids)
             x = x + look_up(self.types, types, "token type", "types")
+        elif step.types is not None:
+            raise InputError("Step.types: the model knows no token types")
         if self.norm is not None:
             x = self.norm(x, step)
         return F.dropout(x, self.spec.dropout, self.training), step

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import InputError, SpecError
-from ..state import State
+from ..state import PerMemory, State
 from ..step import Step
+from .attention import AttendingOp
 from .embed import Embed
 from .geometry import locate, share
 from .head import Head
@@ -326,6 +327,15 @@ class ModelOp(nn.Module):
         self.encoder = spec.encoder.build(spec.dim, Context(shared=spec.shared)) if spec.encoder else None
         self.decoder = spec.decoder.build(spec.dim, Context(memory=spec.dim)) if spec.decoder else None
         self.head = spec.head.build(spec.dim, Context(vocab=spec.vocab, tied=spec.tied)) if spec.head else None
+        self.unread = self._unread()
+
+    def _unread(self) -> tuple[str, ...]:
+        """The fields of Step that nothing here looks at: a caller who gives one means another model."""
+        ops = [module for module in self.modules() if isinstance(module, Op)]
+        leaves = [leaf for op in ops for leaf in op.state().values()]
+        remembers = self.encoder is not None or any(isinstance(leaf, PerMemory) for leaf in leaves)
+        unread = () if any(isinstance(op, AttendingOp) for op in ops) else ("bias", "mask", "prefix")
+        return unread if remembers else (*unread, "memory", "memory_segment")
 
     def forward(
         self,
@@ -340,7 +350,8 @@ class ModelOp(nn.Module):
 
         With a state the call continues its slots, and their lengths advance by L. source: the encoder's input, whose
         documents are Step.memory_segment. Returns (result, extras) where an op has auxiliary losses.
-        Raises InputError for ids or positions outside the tables, StateError for what the state cannot hold.
+        Raises InputError for ids or positions outside the tables and for fields of Step that nothing here reads,
+        StateError for what the state cannot hold.
         """
         extras: Extras = {}
         if output not in ("logits", "hidden"):
@@ -349,6 +360,9 @@ class ModelOp(nn.Module):
             step = Step()
         elif isinstance(step, Tensor):  # an easy mistake: model(source, ids)
             raise InputError("the second argument is a Step, got a tensor; an encoder's input is source=…")
+        for name in self.unread:
+            if getattr(step, name) is not None:
+                raise InputError(f"Step.{name}: nothing in this model reads it")
         if source is not None:
             _, step, extras = self._encode(source, step)
         trunk = self.decoder if self.decoder is not None else cast(TrunkOp, self.encoder)
