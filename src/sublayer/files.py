@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from stat import S_ISREG
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +58,13 @@ def alive(process: str) -> bool:
     except (ValueError, PermissionError):
         return True
     return True
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A file opened for reading; never a pipe or a device, which might never answer. Raises OSError."""
+    if not S_ISREG(path.stat().st_mode):
+        raise OSError(f"{'a folder' if path.is_dir() else 'a pipe or a device'}, not a file")
+    return open(path, "rb")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:

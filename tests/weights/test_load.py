@@ -207,22 +207,6 @@ def test_a_file_cut_short_is_refused(which: int, layout, tmp_path) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        (1 << 62).to_bytes(8, "little"),
-        (10).to_bytes(8, "little") + b"[" * 10,
-        (60).to_bytes(8, "little") + b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,99999]}}  ',
-        (2).to_bytes(8, "little") + b"{}" + b"\0" * 100,
-    ],
-)
-def test_a_hostile_header_is_refused(head: bytes, tmp_path) -> None:
-    sublayer.save(tiny().build(), tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(head)
-    with pytest.raises(WeightsError, match="not a whole safetensors file"):
-        sublayer.load(tmp_path)
-
-
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth", "last.ckpt", "weights.pkl"])
 def test_pickles_are_never_read(name: str, tmp_path) -> None:
     class Trap:
@@ -277,7 +261,7 @@ def test_a_path_that_is_no_folder_is_one_line(tmp_path) -> None:
 def test_a_json_file_beyond_any_real_one_is_not_read(tmp_path) -> None:
     with open(tmp_path / "config.json", "wb") as file:
         file.truncate((64 << 20) + 1)
-    with pytest.raises(WeightsError, match="bytes of JSON"):
+    with pytest.raises(WeightsError, match="more than 67108864 bytes of JSON"):
         sublayer.load(tmp_path)
 
 

@@ -300,12 +300,8 @@ class Model(Part):
                 model = ModelOp(self)
         except (RuntimeError, TypeError, OverflowError) as error:  # torch cannot count so many bytes
             raise SpecError(f"sizes beyond any memory: {str(error).splitlines()[0]}") from None
-        for module in model.modules():
-            for name, parameter in module.named_parameters(recurse=False):
-                room = torch.empty(parameter.shape, dtype=dtype, device=device)
-                setattr(module, name, nn.Parameter(room, parameter.requires_grad))
-            for name, buffer in module.named_buffers(recurse=False):  # what an op counts begins at 0
-                setattr(module, name, torch.zeros(buffer.shape, dtype=buffer.dtype, device=device))
+        if (str(device), dtype) != ("meta", torch.float32):
+            model.make_room(device, dtype)
         return model
 
     def parameters(self) -> int:
@@ -374,6 +370,16 @@ class ModelOp(nn.Module):
         if output == "logits" and self.head is not None:
             x = self.head(x, done, self.table())
         return (x, extras) if extras else x
+
+    def make_room(self, device: torch.device | str, dtype: torch.dtype) -> None:
+        """Gives all that was built on meta memory of its own: parameters without values yet, and what an op counts,
+        which begins at 0."""
+        for module in self.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                room = torch.empty(parameter.shape, dtype=dtype, device=device)
+                setattr(module, name, nn.Parameter(room, parameter.requires_grad))
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, torch.zeros(buffer.shape, dtype=buffer.dtype, device=device))
 
     def encode(self, source: Any, step: Step | None = None) -> tuple[Tensor, Step]:
         """The encoder's output [B, M, D] for `source`, and `step` with it as memory.

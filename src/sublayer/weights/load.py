@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import SpecError, UsageError, WeightsError
+from ..files import open_regular
 from ..gguf_header import read_header
 from ..names import SAME, Row, expand, matches
 from ..nn.sublayer import Model, ModelOp
 from ..recipes import from_hf, ignored, names
 from .gguf import Architecture, Source, reader
 from .gguf.checkpoint import GgufCheckpoint
+from .safetensors import SCALED, SafeTensors
 
 MAX_JSON_BYTES = 64 << 20  # no config or index of a real model comes near
 
@@ -41,14 +42,14 @@ def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.
         if family is not None:
             spec, tied = _settle_tying(spec, family, files, spell)
             unread = (*unread, *map(spell, unread), *tied)
-        bare = spec.empty(device="meta")
-        shapes = {name: parameter.shape for name, parameter in bare.named_parameters()}
-        rows = expand(names(family, spec), bare) if family is not None else [Row(name, name) for name in shapes]
+        model = spec.empty(device="meta")
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        rows = expand(names(family, spec), model) if family is not None else [Row(name, name) for name in shapes]
         rows = [Row(tuple(map(spell, row.their_names)), row.ours, row.change) for row in rows]
         _check_names(files, rows, unread)
         for row in rows:
             _check_shapes(row, files, shapes)
-        model = spec.empty(device=device, dtype=dtype)  # only now: a file that does not fit costs no memory
+        model.make_room(device, dtype)  # only now: a file that does not fit costs no memory
         _fill_all(rows, files, model)
     return model.eval()
 
@@ -160,9 +161,11 @@ def _read_gguf(source: Source) -> tuple[Architecture, dict[str, Any], Model, Any
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of bounded size. Raises WeightsError naming the file and the place of a mistake."""
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise WeightsError(f"{path}: {path.stat().st_size} bytes of JSON, more than {MAX_JSON_BYTES}")
-        data = json.loads(path.read_text(encoding="utf-8"))
+        with open_regular(path) as file:
+            raw = file.read(MAX_JSON_BYTES + 1)
+        if len(raw) > MAX_JSON_BYTES:
+            raise WeightsError(f"{path}: more than {MAX_JSON_BYTES} bytes of JSON")
+        data = json.loads(raw.decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise WeightsError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(data, dict):
@@ -171,9 +174,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Checkpoint:
-    """The safetensors files of a folder, opened together: which tensor lies where, read one at a time."""
+    """The files of a folder, opened together: which tensor lies where, read one at a time."""
 
-    def __init__(self, where: dict[str, tuple[Path, Any]]) -> None:
+    def __init__(self, where: dict[str, SafeTensors]) -> None:
         self.where = where
         self.names = where.keys()
 
@@ -181,38 +184,38 @@ class Checkpoint:
     @contextmanager
     def open(cls, folder: Path, stem: str = "model") -> Iterator[Checkpoint]:
         """STEM.safetensors, or all shards of an index. Raises WeightsError for a broken or doubled one."""
-        where: dict[str, tuple[Path, Any]] = {}
-        for path in _files(folder, stem):
-            try:
-                opened = safe_open(path, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise WeightsError(f"{path}: not a whole safetensors file: {error}") from None
-            names: list[str] = opened.keys()
-            for name in names:
+        where: dict[str, SafeTensors] = {}
+        for path, listed in _files(folder, stem).items():
+            opened = SafeTensors(path)
+            for name in opened.names:
                 if name in where:
-                    raise WeightsError(f"{path}: tensor {name} is also in {where[name][0].name}")
-                where[name] = (path, opened)
+                    raise WeightsError(f"{path}: tensor {name} is also in {where[name].path.name}")
+                where[name] = opened
+            lost = next((name for name in listed if name not in opened.entries), None)
+            if lost is not None:
+                raise WeightsError(
+                    f"{path}: tensor {lost} is missing, which {stem}.safetensors.index.json places there"
+                )
         yield cls(where)
 
     def read(self, name: str) -> Tensor:
-        path, opened = self.where[name]
-        try:
-            return opened.get_tensor(name)
-        except (SafetensorError, OSError, RuntimeError) as error:
-            raise WeightsError(f"{path}: tensor {name} cannot be read: {error}") from None
+        """A view of the file's memory map, not to be written to."""
+        return self.where[name].read(name)
 
     def shape(self, name: str) -> list[int]:
-        return self.where[name][1].get_slice(name).get_shape()
+        return self.where[name].shape(name)
 
     def dtype(self, name: str) -> str:
         """As safetensors writes it: "F32", "BF16", "I64"."""
-        return self.where[name][1].get_slice(name).get_dtype()
+        return self.where[name].dtype(name)
 
     def read_into(self, name: str, whole: Tensor) -> None:
+        """Fills a tensor, and lets go of the pages that its values were read from."""
         whole.copy_(self.read(name))
+        self.where[name].release(name)
 
     def file(self, name: str) -> Path:
-        return self.where[name][0]
+        return self.where[name].path
 
     def called(self, name: str) -> str:
         """What the file calls a tensor, there or not."""
@@ -222,10 +225,11 @@ class Checkpoint:
 Files = Checkpoint | GgufCheckpoint
 
 
-def _files(folder: Path, stem: str) -> list[Path]:
+def _files(folder: Path, stem: str) -> dict[Path, list[str]]:
+    """The files of a checkpoint, and the tensors that an index says are in each."""
     whole = folder / f"{stem}.safetensors"
     if whole.exists():  # before an index, as transformers has it
-        return [whole]
+        return {whole: []}
     index = folder / f"{stem}.safetensors.index.json"
     if index.exists():
         shards = read_json(index).get("weight_map")
@@ -238,7 +242,10 @@ def _files(folder: Path, stem: str) -> list[Path]:
         missing = next((name for name in names if not (folder / name).exists()), None)
         if missing is not None:
             raise WeightsError(f"{index}: shard {missing} is missing")
-        return [folder / name for name in names]
+        listed: dict[Path, list[str]] = {folder / name: [] for name in names}
+        for tensor, name in shards.items():
+            listed[folder / name].append(tensor)
+        return listed
     pickled = next((p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl")), None)
     if pickled is not None:
         raise WeightsError(f"{folder / pickled}: pickled weights can run code and are not read; convert to safetensors")
@@ -298,8 +305,14 @@ def _check_names(files: Files, rows: list[Row], ignored: Iterable[str]) -> None:
 def _check_shapes(row: Row, files: Files, shapes: dict[str, torch.Size]) -> None:
     """Tries the row's change on shapes alone."""
     for name in row.their_names:
-        if not files.dtype(name).startswith(("F", "BF")):
-            raise WeightsError(f"{files.file(name)}: {name} holds {files.dtype(name)}, not floating-point weights")
+        dtype = files.dtype(name)
+        if dtype in SCALED:
+            raise WeightsError(
+                f"{files.file(name)}: {name} holds {dtype}, which needs scales that no recipe models; "
+                "load a release in BF16, or dequantise it first"
+            )
+        if dtype not in ("F64", "F32", "F16", "BF16"):
+            raise WeightsError(f"{files.file(name)}: {name} holds {dtype}, not floating-point weights")
     name = row.their_names[0]
     given = [files.shape(name) for name in row.their_names]
     wanted = [list(shapes[name]) for name in row.our_names]
