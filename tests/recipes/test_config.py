@@ -13,19 +13,17 @@ from sublayer.nn.feed_forward import ACTIVATIONS
 from sublayer.recipes import FAMILIES, family, from_hf
 from sublayer.recipes.config import IRRELEVANT, Config, mean
 from sublayer.spec import Spec
-from tests.recipes.test_bamba import config as bamba
 from tests.recipes.test_deepseek_v3 import config as deepseek_v3
 from tests.recipes.test_deepseek_v3 import config_v2 as deepseek_v2
 from tests.recipes.test_gemma import config as gemma
 from tests.recipes.test_gemma4 import CONFIG as GEMMA4
 from tests.recipes.test_gpt2 import CONFIG as GPT2
 from tests.recipes.test_gpt_neox import CONFIG as GPT_NEOX
-from tests.recipes.test_jamba import config as jamba
 from tests.recipes.test_llama import config
-from tests.recipes.test_mamba import config as mamba
-from tests.recipes.test_mamba2 import config as mamba2
 from tests.recipes.test_olmo2 import CONFIG as OLMO2
 from tests.recipes.test_phi3 import CONFIG as PHI3
+from tests.recipes.test_state_spaces import LINES
+from tests.recipes.test_state_spaces import config as state_space
 
 CONFIGS = {
     **{name: gemma(name) for name in ("gemma", "gemma2", "gemma3_text")},
@@ -34,10 +32,7 @@ CONFIGS = {
     "deepseek_v2": deepseek_v2(),
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,
-    "bamba": bamba(),
-    "jamba": jamba(),
-    "mamba": mamba(),
-    "mamba2": mamba2(),
+    **{name: state_space(name) for name in LINES},
     **{name.lower(): config(name) for name in ("Llama", "Mistral")},
     "olmo2": OLMO2,
     "phi3": PHI3,
@@ -114,7 +109,8 @@ def test_published_files_say_what_changes_nothing() -> None:
     assert from_hf(qwen | {"use_mrope": False})[0] == from_hf(qwen)[0]
     with pytest.raises(SpecError, match="use_mrope=True is not modelled"):
         from_hf(qwen | {"use_mrope": True})
-    assert from_hf(mamba2() | {"norm_before_gate": True})[0] == from_hf(mamba2())[0]
+    codestral = state_space("mamba2")
+    assert from_hf(codestral | {"norm_before_gate": True})[0] == from_hf(codestral)[0]
 
 
 def test_a_long_value_is_shortened() -> None:
