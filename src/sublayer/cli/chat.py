@@ -52,7 +52,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def command(
-    model: Annotated[Path, typer.Argument(help="A model: a folder, Sublayer's or Hugging Face's, or a .gguf file.")],
+    model: Annotated[Path, typer.Argument(help="A model: a folder, a .gguf file, or org/name[@revision] of the hub.")],
     system: Annotated[str | None, typer.Option(help="What the model is told before the first turn.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Tokens after which an answer stops; 512.")] = None,
     temperature: Annotated[
@@ -91,6 +91,7 @@ def command(
     from ..text.chat import ChatTemplate
     from ..weights import load
     from ..weights.context import trained_length
+    from ..weights.hub import local
     from ..weights.load import read_spec
 
     given: dict[str, Any] = {
@@ -99,6 +100,7 @@ def command(
     }  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None}
     _check(DEFAULTS | given, stop or [])  # a mistake is told before anything is loaded
+    model = local(model)
     spec, _ = read_spec(model)
     advised, where = recommended(model)
     settings = DEFAULTS | advised | given

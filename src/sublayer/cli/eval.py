@@ -14,7 +14,7 @@ LONGEST = 2048  # tokens of a window, unless told otherwise: few models gain muc
 
 
 def command(
-    model: Annotated[Path, typer.Argument(help="A model folder, Sublayer's or Hugging Face's, or a GGUF file.")],
+    model: Annotated[Path, typer.Argument(help="A model: a folder, a .gguf file, or org/name[@revision] of the hub.")],
     text: Annotated[
         list[str],
         typer.Option(help="A file, a folder or a glob: text, JSON lines, Parquet, by its name's end; repeat for more."),
@@ -34,8 +34,10 @@ def command(
     all that there are. Results go to stdout, progress to stderr.
     """
     from ..errors import SublayerError, UsageError
+    from ..weights.hub import local
     from ..weights.load import load, read_spec
 
+    model = local(model)
     spec, _ = read_spec(model)
 
     import torch

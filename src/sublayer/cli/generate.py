@@ -25,7 +25,7 @@ Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 
 
 def command(
-    model: Annotated[Path, typer.Argument(help="A model: a folder, Sublayer's or Hugging Face's, or a .gguf file.")],
+    model: Annotated[Path, typer.Argument(help="A model: a folder, a .gguf file, or org/name[@revision] of the hub.")],
     prompt: Annotated[
         list[str] | None, typer.Option(help="Text to continue; repeat for several; - is what stdin says.")
     ] = None,
@@ -80,6 +80,7 @@ def command(
     from ..text import load_tokenizer
     from ..weights import load
     from ..weights.context import trained_length
+    from ..weights.hub import local
     from ..weights.load import read_spec
 
     asked: dict[str, Any] = {
@@ -88,6 +89,7 @@ def command(
         "stop": stop or (), "slots": slots, "logprobs": logprobs,
     }  # fmt: skip
     options = read_options(asked)  # a mistake is told before anything is loaded
+    model = local(model)
     spec, _ = read_spec(model)  # a folder that holds no model is told as such
     if spec.encoder is not None and spec.decoder is not None and all(one.source is None for one in requests):
         raise UsageError(f"{model}: an encoder-decoder: give a --source a prompt, or use sublayer translate")

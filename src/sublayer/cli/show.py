@@ -73,6 +73,7 @@ def _find(name: str):
     """(spec, family) of a published size or a folder."""
     from ..errors import UsageError, nearest
     from ..recipes import FAMILIES, model, names_of_sizes
+    from ..weights.hub import HubName
     from ..weights.load import read_spec
 
     sizes = names_of_sizes()
@@ -80,7 +81,7 @@ def _find(name: str):
         raise UsageError(f"{name} is a family; its sizes: {', '.join(s for s in sizes if sizes[s] == name)}")
     if name in sizes:
         return model(name), sizes[name]
-    if not Path(name).exists():
+    if not Path(name).exists() and HubName.read(name) is None:
         raise UsageError(f"unknown model {name!r}{nearest(name, sizes)}")
     spec, family = read_spec(Path(name))
     return spec, family and family.__name__.rsplit(".", 1)[-1]

@@ -165,7 +165,13 @@ def audit(
 def _load(name: str) -> Tokenizer:
     from ..text import Bytes, load_tokenizer
 
-    return Bytes() if name == "bytes" and not Path(name).exists() else load_tokenizer(name)
+    if Path(name).exists():
+        return load_tokenizer(name)
+    if name == "bytes":
+        return Bytes()
+    from ..weights.hub import local  # and torch with it
+
+    return load_tokenizer(local(name, weights=False))
 
 
 def _names(sources: Sequence[str]) -> list[str]:
@@ -178,9 +184,10 @@ def _names(sources: Sequence[str]) -> list[str]:
 
 def _model(name: str) -> Model:
     from ..recipes import model
+    from ..weights.hub import HubName
     from ..weights.load import read_spec
 
-    return read_spec(Path(name))[0] if Path(name).is_dir() else model(name)
+    return read_spec(Path(name))[0] if Path(name).is_dir() or HubName.read(name) else model(name)
 
 
 def _read(path: Path) -> str:

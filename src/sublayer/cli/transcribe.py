@@ -9,7 +9,7 @@ import typer
 
 
 def command(
-    model: Annotated[Path, typer.Argument(help="A Whisper's folder.")],
+    model: Annotated[Path, typer.Argument(help="A Whisper: a folder, or org/name[@revision] of the hub.")],
     files: Annotated[list[Path], typer.Argument(help="Recordings: WAV; others with the extra audio.")],
     language: Annotated[
         str | None, typer.Option(help="What is spoken: en, de, …; default: the model finds out.")
@@ -27,9 +27,11 @@ def command(
     from ..decoding import read_speech, transcribe
     from ..text import load_tokenizer
     from ..weights import load
+    from ..weights.hub import local
     from ..weights.load import read_spec
     from .progress import telling
 
+    model = local(model)
     read_spec(model)  # a folder that holds no model is told as such
     speech, tokenizer = read_speech(model), load_tokenizer(model)
     found = transcribe(

@@ -38,8 +38,10 @@ def command(
     from ..decoding import translate
     from ..text import load_tokenizer
     from ..weights import load
+    from ..weights.hub import local
     from ..weights.load import read_spec
 
+    model = local(model)
     read_spec(model)  # a folder that holds no model is told as such
     tokenizer, loaded = load_tokenizer(model), load(model, device=device)
     found = translate(

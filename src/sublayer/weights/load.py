@@ -20,6 +20,7 @@ from ..nn.sublayer import Model, ModelOp
 from ..recipes import from_hf, ignored, names
 from .gguf import Architecture, Source, reader
 from .gguf.checkpoint import GgufCheckpoint
+from .hub import local
 from .safetensors import SCALED, SafeTensors
 
 MAX_JSON_BYTES = 64 << 20  # no config or index of a real model comes near
@@ -27,7 +28,7 @@ MAX_JSON_BYTES = 64 << 20  # no config or index of a real model comes near
 
 def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> ModelOp:
     """The model of a folder, Sublayer's (spec.json) or Hugging Face's (config.json), or of a GGUF file (or of a folder
-    with one and no more), in evaluation mode.
+    with one and no more), in evaluation mode; or of the hub, as "org/name" or "org/name@revision" (see `hub.local`).
 
     Weights are converted to dtype; GGUF's quantised blocks are dequantised, with a warning. Raises WeightsError, naming
     tensor and file, for a file cut short and for missing, extra or mis-shaped tensors; SpecError for an architecture or
@@ -36,7 +37,7 @@ def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.
     _check_device(device)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise UsageError(f"dtype={dtype!r}: expected a floating-point dtype, such as torch.float32")
-    with _opened(Path(path)) as (spec, family, files):
+    with _opened(local(path)) as (spec, family, files):
         unread = ignored(family, spec) if family is not None else ()
         spell = _spelling(family, files)
         if family is not None:
@@ -103,6 +104,7 @@ def read_spec(folder: Path) -> tuple[Model, Any]:
 
     Raises WeightsError for a folder with neither, SpecError naming the file for what is not known or modelled.
     """
+    folder = local(folder, weights=False)
     file = gguf_file(folder)
     if file is not None:
         return _read_gguf(_read_source(file))[2:]
