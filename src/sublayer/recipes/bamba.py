@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import SpecError
-from ..names import Row, rows
+from ..names import Row
 from ..nn.attention import Attention
 from ..nn.embed import Embed
 from ..nn.feed_forward import Activation, FeedForward
@@ -23,6 +23,7 @@ from ..nn.norm import RMSNorm
 from ..nn.rope import Rope, rope_from_hf, rope_to_hf
 from ..nn.sublayer import Block, Model, Trunk, pre_norm
 from .config import Config, without_head
+from .jamba import SHARED_NAMES
 from .mamba import ACTIVATIONS, whole
 from .mamba2 import mixer_rows, no_step_limit
 
@@ -80,26 +81,7 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 EXEMPT: dict[str, str] = {}
 
-NAMES: list[Row] = [
-    Row("model.embed_tokens.weight", "decoder.embed.tokens.weight"),
-    *mixer_rows("model.layers.{}.mamba", "decoder.blocks.{}.mamba.op"),
-    *rows(
-        [
-            ("model.layers.{}.input_layernorm", "decoder.blocks.{}.mamba.pre"),
-            ("model.layers.{}.input_layernorm", "decoder.blocks.{}.attn.pre"),
-            ("model.layers.{}.self_attn.q_proj", "decoder.blocks.{}.attn.op.q"),
-            ("model.layers.{}.self_attn.k_proj", "decoder.blocks.{}.attn.op.k"),
-            ("model.layers.{}.self_attn.v_proj", "decoder.blocks.{}.attn.op.v"),
-            ("model.layers.{}.self_attn.o_proj", "decoder.blocks.{}.attn.op.out"),
-            ("model.layers.{}.pre_ff_layernorm", "decoder.blocks.{}.ffn.pre"),
-            ("model.layers.{}.feed_forward.gate_proj", "decoder.blocks.{}.ffn.op.gate"),
-            ("model.layers.{}.feed_forward.up_proj", "decoder.blocks.{}.ffn.op.up"),
-            ("model.layers.{}.feed_forward.down_proj", "decoder.blocks.{}.ffn.op.down"),
-            ("model.final_layernorm", "decoder.norm"),
-        ]
-    ),
-    Row("lm_head.weight", "head.weight"),
-]
+NAMES: list[Row] = [*SHARED_NAMES, *mixer_rows("model.layers.{}.mamba", "decoder.blocks.{}.mamba.op")]
 PREFIX = "model."
 IGNORED = ("model.rotary_emb.inv_freq",)  # computed from the config
 
@@ -107,8 +89,8 @@ IGNORED = ("model.rotary_emb.inv_freq",)  # computed from the config
 def from_hf(values: Mapping[str, Any]) -> Model:
     """The spec of a BambaForCausalLM's config.json. Raises SpecError for a key or value that is not modelled."""
     config = Config(values)
-    dim, heads = config.count("hidden_size"), config.count("num_attention_heads")
-    layers, mamba_heads = config.layers("num_hidden_layers"), config.count("mamba_n_heads", 128)
+    own, mamba_heads = config.decoder(1e-5, 8), config.count("mamba_n_heads", 128)
+    dim, head_dim = own["dim"], own["dim"] // own["heads"]
     inner = config.number("mamba_expand", 2) * dim
     automatic = config("mamba_d_head", "auto") == "auto"
     head_size = int(inner // mamba_heads) if automatic else config.count("mamba_d_head")
@@ -119,18 +101,14 @@ def from_hf(values: Mapping[str, Any]) -> Model:
         raise SpecError("bamba: attn_layer_indices is not a list of layers")
     no_step_limit(config)
     config.fix("z_loss_coefficient", 0.0)
-    config.fix("attn_rotary_emb", dim // heads // 2)  # older files'; their class reads it no more
+    config.fix("attn_rotary_emb", head_dim // 2)  # older files'; their class reads it no more
     rotary = {"partial_rotary_factor": 0.5, "rope_theta": config("rope_theta", 10000.0)} | {
         key: config.table(key) for key in ("rope_parameters", "rope_scaling")
     }
     model = bamba(
-        dim,
-        layers,
-        heads,
-        config.given("num_key_value_heads", 8) or heads,
-        config.count("intermediate_size"),
-        config.count("vocab_size"),
-        rope_from_hf(rotary | {"max_position_embeddings": config("max_position_embeddings", 262144)}, dim // heads),
+        **own,
+        hidden=config.count("intermediate_size"),
+        rope=rope_from_hf(rotary | {"max_position_embeddings": config("max_position_embeddings", 262144)}, head_dim),
         attention_layers=tuple(chosen),
         mamba_heads=mamba_heads,
         mamba_head_size=head_size,
@@ -142,9 +120,6 @@ def from_hf(values: Mapping[str, Any]) -> Model:
         attention_bias=config("attention_bias", False),
         ffn_bias=config("mlp_bias", False),
         activation=config.choose("hidden_act", ACTIVATIONS, "silu"),
-        eps=config("rms_norm_eps", 1e-5),
-        dropout=config("attention_dropout", 0.0),
-        tied=config("tie_word_embeddings", False),
     )
     config.done("mamba_chunk_size", "num_logits_to_keep")
     return model

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import SpecError, nearest
+from ..nn.rope import Rope, rope_from_hf
 from ..nn.sublayer import Model
 
 MAX_COUNT = 1 << 30  # of anything a config.json counts; a larger number is a mistake, and would exhaust the memory
@@ -88,6 +89,39 @@ class Config:
         """How many layers: bounded, for each becomes a part of the spec."""
         return self.count(key, most=MAX_LAYERS)
 
+    def decoder(
+        self, eps: float, kv_heads: int | None = None, *, heads: int | None = None, tied: bool = False
+    ) -> dict[str, Any]:
+        """Arguments of most decoders' recipes, from keys that their files have in common.
+
+        What is given stands in for what the file does not say; kv_heads None: as many as heads; heads None: it must.
+        """
+        heads = self.count("num_attention_heads", *(() if heads is None else (heads,)))
+        return {
+            "dim": self.count("hidden_size"),
+            "layers": self.layers("num_hidden_layers"),
+            "heads": heads,
+            "kv_heads": self.given("num_key_value_heads", kv_heads) or heads,
+            "vocab": self.count("vocab_size"),
+            "eps": self("rms_norm_eps", eps),
+            "dropout": self("attention_dropout", 0.0),
+            "tied": self("tie_word_embeddings", tied),
+        }
+
+    def rope(self, head_size: int, values: Mapping[str, Any] | None = None) -> Rope:
+        """The rotary positions of whole heads; values: what tells them, where that is not the whole file.
+
+        Raises SpecError for positions of a part of each head, and for tables that are none.
+        """
+        for key in ("rope_parameters", "rope_scaling"):
+            self.table(key)
+        self.fix("partial_rotary_factor", 1.0)
+        self.used |= {"rope_theta", "max_position_embeddings", "original_max_position_embeddings"}
+        rope = rope_from_hf(self.values if values is None else values, head_size)
+        if rope.size is not None:
+            raise SpecError(f"{self.kind}: partial_rotary_factor is not modelled: this family rotates whole heads")
+        return rope
+
     def local_layers(self, default: Sequence[bool]) -> tuple[bool, ...]:
         """Which layers see a window only: what layer_types says, or the default."""
         kinds, known = self("layer_types", None), ("full_attention", "sliding_attention")
@@ -135,6 +169,20 @@ class Config:
 def without_head(read: Callable[[Mapping[str, Any]], Model]) -> Callable[[Mapping[str, Any]], Model]:
     """The reader of the same architecture's base class, whose checkpoints hold no head: it answers hidden vectors."""
     return lambda values: read(values).replace(head=None, tied=False)
+
+
+def written(model: Model, attention: Any) -> dict[str, Any]:
+    """What `Config.decoder` reads."""
+    return {
+        "hidden_size": model.dim,
+        "num_hidden_layers": len(model.find("decoder.blocks")),
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads,
+        "vocab_size": model.vocab,
+        "rms_norm_eps": model.find("decoder.norm.eps"),
+        "attention_dropout": attention.dropout,
+        "tie_word_embeddings": model.tied,
+    }
 
 
 def mean(each: float, layers: int) -> float:

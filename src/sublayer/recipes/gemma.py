@@ -22,7 +22,7 @@ from ..nn.feed_forward import Activation, FeedForward
 from ..nn.head import Head
 from ..nn.initialise import Init
 from ..nn.norm import RMSNorm
-from ..nn.rope import Linear, Rope, rope_from_hf, rope_to_hf
+from ..nn.rope import Linear, Rope, rope_to_hf
 from ..nn.sublayer import Block, Model, Sublayer, Trunk
 from .config import Config, without_head
 
@@ -156,24 +156,15 @@ IGNORED = ("model.layers.{}.self_attn.rotary_emb.inv_freq",)  # computed from th
 
 def _read(config: Config, activation: str, **family: Any) -> Model:
     """What the three generations' config.json files share; activation: the key that names it."""
-    heads = config.count("num_attention_heads")
-    bias = config("attention_bias", False)
     model = gemma(
-        config.count("hidden_size"),
-        config.layers("num_hidden_layers"),
-        heads,
-        config.count("num_key_value_heads"),
-        config.count("intermediate_size"),
-        config.count("vocab_size"),
+        **config.decoder(1e-6, tied=True) | {"kv_heads": config.count("num_key_value_heads")},
+        hidden=config.count("intermediate_size"),
         head_size=config.count("head_dim", 256),
-        bias=bias,
+        bias=config("attention_bias", False),
         activation=config.choose(activation, ACTIVATIONS, "gelu_pytorch_tanh"),
-        eps=config("rms_norm_eps", 1e-6),
-        dropout=config("attention_dropout", 0.0),
-        tied=config("tie_word_embeddings", True),
         **family,
     )
-    config.done("max_position_embeddings", "cache_implementation", "rope_theta", "rope_scaling", "rope_parameters")
+    config.done("cache_implementation")
     return model
 
 
@@ -246,14 +237,8 @@ def _ropes(config: Config) -> dict[str, Rope]:
 
 
 def _rope(config: Config, values: Mapping[str, Any]) -> Rope:
-    config.fix("partial_rotary_factor", 1.0)
-    for key in ("rope_parameters", "rope_scaling"):
-        config.table(key)  # refuses what is none
     longest = {"max_position_embeddings": config.count("max_position_embeddings", 8192)}
-    rope = rope_from_hf({**values, **longest}, config.count("head_dim", 256))
-    if rope.size is not None:
-        raise SpecError(f"{config.kind}: partial_rotary_factor is not modelled: this family rotates whole heads")
-    return rope
+    return config.rope(config.count("head_dim", 256), {**values, **longest})
 
 
 def to_hf(model: Model) -> dict[str, Any]:

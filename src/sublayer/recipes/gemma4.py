@@ -253,8 +253,8 @@ def from_hf(values: Mapping[str, Any]) -> Model:
     config.fix("use_bidirectional_attention", "vision")  # which changes nothing for text
     for key in ("num_experts", "top_k_experts", "moe_intermediate_size"):
         config.fix(key)
-    layers, kv_heads = config.layers("num_hidden_layers"), config.count("num_key_value_heads")
-    local = config.local_layers((*every(6, layers)[:-1], False))
+    own = config.decoder(1e-6, tied=True) | {"kv_heads": config.count("num_key_value_heads")}
+    local = config.local_layers((*every(6, own["layers"])[:-1], False))
     if local[-1]:
         raise SpecError(
             f"{config.kind}: layer_types ends with a sliding_attention, and the last layer of these is global"
@@ -265,17 +265,13 @@ def from_hf(values: Mapping[str, Any]) -> Model:
     ropes = _ropes(config, head_sizes)
     layer_size = config.count("hidden_size_per_layer_input", 256, least=0) or None
     model = gemma4(
-        config.count("hidden_size"),
-        layers,
-        config.count("num_attention_heads"),
-        kv_heads,
-        config.count("intermediate_size"),
-        config.count("vocab_size"),
-        ropes["full_attention"],
-        ropes["sliding_attention"],
+        **own,
+        hidden=config.count("intermediate_size"),
+        rope=ropes["full_attention"],
+        local_rope=ropes["sliding_attention"],
         head_size=head_sizes["sliding_attention"],
         global_head_size=head_sizes["full_attention"],
-        global_kv_heads=large["num_key_value_heads"] or kv_heads,
+        global_kv_heads=large["num_key_value_heads"] or own["kv_heads"],
         local=local,
         window=config.count("sliding_window", 512),
         sharing=config.count("num_kv_shared_layers", 0, least=0),
@@ -286,9 +282,6 @@ def from_hf(values: Mapping[str, Any]) -> Model:
         logit_cap=config.given("final_logit_softcapping", None),
         bias=config("attention_bias", False),
         activation=config.choose("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh"),
-        eps=config("rms_norm_eps", 1e-6),
-        dropout=config("attention_dropout", 0.0),
-        tied=config("tie_word_embeddings", True),
     )
     config.done("max_position_embeddings")
     return model

@@ -22,10 +22,10 @@ from ..nn.feed_forward import FeedForward
 from ..nn.initialise import Init
 from ..nn.moe import MoE, Router
 from ..nn.norm import RMSNorm
-from ..nn.rope import Rope, rope_from_hf, rope_to_hf
+from ..nn.rope import Rope, rope_to_hf
 from ..nn.rope_scaling import Yarn
 from ..nn.sublayer import Block, Model, Trunk, pre_norm
-from .config import Config, mean, without_head
+from .config import Config, mean, without_head, written
 from .llama import NAMES as LLAMA
 
 ROPE = Rope(theta=150000.0, scaling=Yarn(32.0, trained_length=4096, truncate=False))
@@ -139,33 +139,25 @@ IGNORED: tuple[str, ...] = ()
 def gpt_oss_from_hf(values: Mapping[str, Any]) -> Model:
     """The spec of a GptOssForCausalLM's config.json. Raises SpecError for what is not modelled (MXFP4 among it)."""
     config = Config(values)
-    heads, layers = config.count("num_attention_heads", 64), config.layers("num_hidden_layers")
-    head_size = config.count("head_dim", 64)
-    local = config.local_layers([layer % 2 == 0 for layer in range(layers)])
+    own, head_size = config.decoder(1e-5, 8, heads=64), config.count("head_dim", 64)
+    local = config.local_layers([layer % 2 == 0 for layer in range(own["layers"])])
     config.fix("hidden_act", "silu")  # what the file says; it is the clamped one
     config.fix("experts_per_token", config.count("num_experts_per_tok", 4))  # the published files say it twice
     given = values.get("rope_parameters") is not None or values.get("rope_scaling") is not None
     rope = config.values | {"rope_theta": config("rope_theta", ROPE.theta)}
     model = gpt_oss(
-        config.count("hidden_size"),
-        layers,
-        heads,
-        config.given("num_key_value_heads", 8) or heads,
-        config.count("intermediate_size"),
-        config.count("num_local_experts", 128),
-        config.count("vocab_size"),
-        config.count("num_experts_per_tok", 4),
-        rope_from_hf(rope, head_size) if given else ROPE.replace(theta=rope["rope_theta"]),
+        **own,
+        hidden=config.count("intermediate_size"),
+        experts=config.count("num_local_experts", 128),
+        active=config.count("num_experts_per_tok", 4),
+        rope=config.rope(head_size, rope) if given else ROPE.replace(theta=rope["rope_theta"]),
         head_size=head_size,
         window=config.count("sliding_window", None if "sliding_window" in values else 128),
         full=tuple(layer for layer, one in enumerate(local) if not one),
         alpha=config("swiglu_alpha", 1.702),
         limit=config("swiglu_limit", 7.0),
         bias=config("attention_bias", True),
-        eps=config("rms_norm_eps", 1e-5),
-        dropout=config("attention_dropout", 0.0),
-        balance_loss=config.over(layers, "router_aux_loss_coef", 0.001),
-        tied=config("tie_word_embeddings", False),
+        balance_loss=config.over(own["layers"], "router_aux_loss_coef", 0.001),
     )
     config.done("rope_scaling", "rope_parameters", "max_position_embeddings", "initial_context_length",
                 "output_router_logits")  # fmt: skip
@@ -179,10 +171,7 @@ def to_hf(model: Model) -> dict[str, Any]:
     return {
         "architectures": ["GptOssForCausalLM"],
         "model_type": "gpt_oss",
-        "hidden_size": model.dim,
-        "num_hidden_layers": len(windows),
-        "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.kv_heads,
+        **written(model, attention),
         "head_dim": attention.head_size,
         "intermediate_size": moe.expert.hidden,
         "num_local_experts": moe.experts,
@@ -193,11 +182,7 @@ def to_hf(model: Model) -> dict[str, Any]:
         "sliding_window": max(filter(None, windows), default=None),
         "layer_types": ["sliding_attention" if window else "full_attention" for window in windows],
         "attention_bias": attention.bias,
-        "vocab_size": model.vocab,
         "hidden_act": "silu",
-        "rms_norm_eps": model.find("decoder.norm.eps"),
-        "attention_dropout": attention.dropout,
-        "tie_word_embeddings": model.tied,
         **rope_to_hf(attention.position, attention.head_size),
     }
 

@@ -83,14 +83,10 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 EXEMPT: dict[str, str] = {}
 
-NAMES: list[Row] = [
+SHARED_NAMES: list[Row] = [  # with Bamba
     Row("model.embed_tokens.weight", "decoder.embed.tokens.weight"),
-    *mixer_rows("model.layers.{}.mamba", "decoder.blocks.{}.mamba.op"),
     *rows(
         [
-            ("model.layers.{}.mamba.dt_layernorm", "decoder.blocks.{}.mamba.op.dt_norm"),
-            ("model.layers.{}.mamba.b_layernorm", "decoder.blocks.{}.mamba.op.b_norm"),
-            ("model.layers.{}.mamba.c_layernorm", "decoder.blocks.{}.mamba.op.c_norm"),
             ("model.layers.{}.input_layernorm", "decoder.blocks.{}.mamba.pre"),
             ("model.layers.{}.input_layernorm", "decoder.blocks.{}.attn.pre"),
             ("model.layers.{}.self_attn.q_proj", "decoder.blocks.{}.attn.op.q"),
@@ -101,8 +97,20 @@ NAMES: list[Row] = [
             ("model.layers.{}.feed_forward.gate_proj", "decoder.blocks.{}.ffn.op.gate"),
             ("model.layers.{}.feed_forward.up_proj", "decoder.blocks.{}.ffn.op.up"),
             ("model.layers.{}.feed_forward.down_proj", "decoder.blocks.{}.ffn.op.down"),
-            ("model.layers.{}.feed_forward.router", "decoder.blocks.{}.ffn.op.router"),
             ("model.final_layernorm", "decoder.norm"),
+        ]
+    ),
+    Row("lm_head.weight", "head.weight"),
+]
+NAMES: list[Row] = [
+    *SHARED_NAMES,
+    *mixer_rows("model.layers.{}.mamba", "decoder.blocks.{}.mamba.op"),
+    *rows(
+        [
+            ("model.layers.{}.mamba.dt_layernorm", "decoder.blocks.{}.mamba.op.dt_norm"),
+            ("model.layers.{}.mamba.b_layernorm", "decoder.blocks.{}.mamba.op.b_norm"),
+            ("model.layers.{}.mamba.c_layernorm", "decoder.blocks.{}.mamba.op.c_norm"),
+            ("model.layers.{}.feed_forward.router", "decoder.blocks.{}.ffn.op.router"),
         ]
     ),
     *(
@@ -113,7 +121,6 @@ NAMES: list[Row] = [
         )
         for name in ("gate", "up", "down")
     ),
-    Row("lm_head.weight", "head.weight"),
 ]
 PREFIX = "model."
 IGNORED: tuple[str, ...] = ()
@@ -122,7 +129,7 @@ IGNORED: tuple[str, ...] = ()
 def from_hf(values: Mapping[str, Any]) -> Model:
     """The spec of a JambaForCausalLM's config.json. Raises SpecError for a key or value that is not modelled."""
     config = Config(values)
-    dim, heads = config.count("hidden_size"), config.count("num_attention_heads", 32)
+    own = config.decoder(1e-6, 8, heads=32)
     rank = None if config("mamba_dt_rank", "auto") == "auto" else config.count("mamba_dt_rank")
 
     def every(what: str, period: int, offset: int) -> Every:
@@ -133,29 +140,22 @@ def from_hf(values: Mapping[str, Any]) -> Model:
 
     config.fix("mamba_inner_layernorms", True)
     config.fix("sliding_window")
-    layers, moe = config.layers("num_hidden_layers"), every("expert", 2, 1)
+    moe = every("expert", 2, 1)
     model = jamba(
-        dim,
-        layers,
-        heads,
-        config.given("num_key_value_heads", 8) or heads,
-        config.count("intermediate_size"),
-        config.count("vocab_size"),
+        **own,
+        hidden=config.count("intermediate_size"),
         attention=every("attn", 8, 4),
         moe=moe,
         experts=config.count("num_experts", 16),
         active=config.count("num_experts_per_tok", 2),
-        inner=int(config.number("mamba_expand", 2) * dim),
+        inner=int(config.number("mamba_expand", 2) * own["dim"]),
         state_size=config.count("mamba_d_state", 16),
         rank=rank,
         kernel=config.count("mamba_d_conv", 4),
         mamba_bias=config("mamba_proj_bias", False),
         conv_bias=config("mamba_conv_bias", True),
         activation=config.choose("hidden_act", ACTIVATIONS, "silu"),
-        eps=config("rms_norm_eps", 1e-6),
-        dropout=config("attention_dropout", 0.0),
-        balance_loss=config.over(len(range(moe[1], layers, moe[0])), "router_aux_loss_coef", 0.001),
-        tied=config("tie_word_embeddings", False),
+        balance_loss=config.over(len(range(moe[1], own["layers"], moe[0])), "router_aux_loss_coef", 0.001),
     )
     config.done("output_router_logits", "use_mamba_kernels", "use_mambapy", "use_associative_scan",
                 "max_position_embeddings", "n_ctx", "num_logits_to_keep", "calc_logits_for_entire_prompt")  # fmt: skip

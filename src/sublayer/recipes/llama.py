@@ -21,9 +21,9 @@ from ..nn.embed import Embed
 from ..nn.feed_forward import Activation, FeedForward
 from ..nn.initialise import Init
 from ..nn.norm import RMSNorm
-from ..nn.rope import Llama3, Rope, rope_from_hf, rope_to_hf
+from ..nn.rope import Llama3, Rope, rope_to_hf
 from ..nn.sublayer import Block, Model, Trunk, pre_norm, repeat
-from .config import Config, without_head
+from .config import Config, without_head, written
 
 ROPE = Rope(theta=10000.0)
 LLAMA3_ROPE = Rope(theta=500000.0)
@@ -130,30 +130,17 @@ IGNORED = ("model.layers.{}.self_attn.rotary_emb.inv_freq",)  # computed from th
 def _read(config: Config, kv_heads: int | None, head_dim: int | None = None, **family: Any) -> Model:
     """What the line's config.json files share; each family adds its own keys. kv_heads, head_dim: where the file
     names none."""
-    heads = config.count("num_attention_heads")
-    head_size = config.count("head_dim", head_dim or config.count("hidden_size") // heads)
-    config.fix("partial_rotary_factor", 1.0)
-    for key in ("rope_parameters", "rope_scaling"):
-        config.table(key)  # refuses what is none
+    own = config.decoder(1e-6, kv_heads)
+    head_size = config.count("head_dim", head_dim or own["dim"] // own["heads"])
     model = llama(
-        config.count("hidden_size"),
-        config.layers("num_hidden_layers"),
-        heads,
-        config.given("num_key_value_heads", kv_heads) or heads,
-        config.count("intermediate_size"),
-        config.count("vocab_size"),
-        rope_from_hf(config.values, head_size),
-        head_size=None if head_size * heads == config("hidden_size") else head_size,
+        **own,
+        hidden=config.count("intermediate_size"),
+        rope=config.rope(head_size),
+        head_size=None if head_size * own["heads"] == own["dim"] else head_size,
         activation=config.choose("hidden_act", ACTIVATIONS, "silu"),
-        eps=config("rms_norm_eps", 1e-6),
-        dropout=config("attention_dropout", 0.0),
-        tied=config("tie_word_embeddings", False),
         **family,
     )
-    if model.find("decoder.blocks.0.attn.op.position.size") is not None:
-        raise SpecError(f"{config.kind}: partial_rotary_factor is not modelled: these families rotate whole heads")
-    config.done("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings",
-                "original_max_position_embeddings", "is_llama_config", "transformers.js_config")  # fmt: skip
+    config.done("is_llama_config", "transformers.js_config")
     return model
 
 
@@ -204,21 +191,13 @@ def _window(config: Config) -> int | None:
 def to_hf(model: Model) -> dict[str, Any]:
     """The config.json of a spec of this line; the caller checks that it reads back as the same spec."""
     attention, ffn = model.find("decoder.blocks.0.attn.op"), model.find("decoder.blocks.0.ffn.op")
-    blocks = model.find("decoder.blocks")
-    windows = [block.sublayers[0].op.window for block in blocks]
+    windows = [block.sublayers[0].op.window for block in model.find("decoder.blocks")]
     head_size = attention.head_size or model.dim // attention.heads
     config: dict[str, Any] = {
-        "hidden_size": model.dim,
-        "num_hidden_layers": len(blocks),
-        "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.kv_heads,
+        **written(model, attention),
         "head_dim": head_size,
         "intermediate_size": ffn.hidden,
-        "vocab_size": model.vocab,
         "hidden_act": {ours: theirs for theirs, ours in ACTIVATIONS.items()}[ffn.activation],
-        "rms_norm_eps": model.find("decoder.norm.eps"),
-        "attention_dropout": attention.dropout,
-        "tie_word_embeddings": model.tied,
         **rope_to_hf(attention.position, head_size),
     }
     sliding = {

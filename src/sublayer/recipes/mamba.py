@@ -17,8 +17,9 @@ from ..names import Row, rows, stacked
 from ..nn.embed import Embed
 from ..nn.feed_forward import Activation
 from ..nn.initialise import Init
-from ..nn.mamba import Mamba
+from ..nn.mamba import Mamba, Mamba2
 from ..nn.norm import RMSNorm
+from ..nn.op import Part
 from ..nn.sublayer import Block, Model, Trunk, pre_norm, repeat
 from .config import Config, without_head
 
@@ -44,6 +45,11 @@ def mamba(
     number, 0.02 for tokens.
     """
     mixer = Mamba(inner or 2 * dim, state_size, rank, kernel, bias, conv_bias, activation)
+    return of_mixers(mixer, dim, layers, vocab, eps, tied)
+
+
+def of_mixers(mixer: Part, dim: int, layers: int, vocab: int, eps: float, tied: bool) -> Model:
+    """One kind of layer, pre-norm, with Mamba-2."""
     block = Block((pre_norm("mixer", mixer, RMSNorm(eps)),))
     init = Init("torch", residual="depth", embedding=0.02)
     return Model(dim, decoder=Trunk(Embed(vocab), repeat(block, layers), RMSNorm(eps)), tied=tied, init=init)
@@ -78,12 +84,12 @@ def mixer_rows(theirs: str, ours: str) -> list[Row]:
     ]
 
 
-NAMES: list[Row] = [
+BACKBONE: list[Row] = [  # with Mamba-2
     Row("backbone.embeddings.weight", "decoder.embed.tokens.weight"),
-    *mixer_rows("backbone.layers.{}.mixer", "decoder.blocks.{}.mixer.op"),
     *rows([("backbone.layers.{}.norm", "decoder.blocks.{}.mixer.pre"), ("backbone.norm_f", "decoder.norm")]),
     Row("lm_head.weight", "head.weight"),
 ]
+NAMES: list[Row] = [*BACKBONE, *mixer_rows("backbone.layers.{}.mixer", "decoder.blocks.{}.mixer.op")]
 PREFIX = "backbone."
 RENAMED = (("embeddings.weight", "embedding.weight"),)  # as the authors' code has it
 IGNORED: tuple[str, ...] = ()
@@ -92,26 +98,12 @@ IGNORED: tuple[str, ...] = ()
 def from_hf(values: Mapping[str, Any]) -> Model:
     """The spec of a MambaForCausalLM's config.json. Raises SpecError for a key or value that is not modelled."""
     config = Config(values)
-    dim = config.count("hidden_size")
+    own = shared(config, tied=True)
     rank = None if config("time_step_rank", "auto") == "auto" else config.count("time_step_rank")
-    inner = int(config.number("expand", 2) * dim)
+    inner = int(config.number("expand", 2) * own["dim"])
     config.fix("intermediate_size", inner)
-    config.fix("rms_norm", True)
     config.fix("ssm_cfg", {})
-    model = mamba(
-        dim,
-        config.layers("num_hidden_layers"),
-        config.count("vocab_size"),
-        inner=inner,
-        state_size=config.count("state_size", 16),
-        rank=rank,
-        kernel=config.count("conv_kernel", 4),
-        bias=config("use_bias", False),
-        conv_bias=config("use_conv_bias", True),
-        activation=config.choose("hidden_act", ACTIVATIONS, "silu"),
-        eps=config("layer_norm_epsilon", 1e-5),
-        tied=config("tie_word_embeddings", True),
-    )
+    model = mamba(**own, inner=inner, state_size=config.count("state_size", 16), rank=rank)
     config.done(*HARMLESS)
     return model
 
@@ -120,21 +112,44 @@ def to_hf(model: Model) -> dict[str, Any]:
     """The config.json of a spec of this family; the caller checks that it reads back as the same spec."""
     mixer = model.find("decoder.blocks.0.mixer.op")
     return {
+        **written(model, mixer),
         "architectures": ["MambaForCausalLM"],
         "model_type": "mamba",
+        "expand": whole(mixer.inner / model.dim),
+        "intermediate_size": mixer.inner,
+        "time_step_rank": mixer.rank or "auto",
+    }
+
+
+def written(model: Model, mixer: Mamba | Mamba2) -> dict[str, Any]:
+    """The keys of config.json that both have."""
+    return {
         "hidden_size": model.dim,
         "num_hidden_layers": len(model.find("decoder.blocks")),
         "vocab_size": model.vocab,
-        "expand": whole(mixer.inner / model.dim),
-        "intermediate_size": mixer.inner,
         "state_size": mixer.state_size,
-        "time_step_rank": mixer.rank or "auto",
         "conv_kernel": mixer.kernel,
         "use_bias": mixer.bias,
         "use_conv_bias": mixer.conv_bias,
         "hidden_act": {ours: theirs for theirs, ours in ACTIVATIONS.items()}[mixer.activation],
         "layer_norm_epsilon": model.find("decoder.norm.eps"),
         "tie_word_embeddings": model.tied,
+    }
+
+
+def shared(config: Config, *, tied: bool) -> dict[str, Any]:
+    """Arguments from the keys that both have; tied: where the file does not say."""
+    config.fix("rms_norm", True)
+    return {
+        "dim": config.count("hidden_size"),
+        "layers": config.layers("num_hidden_layers"),
+        "vocab": config.count("vocab_size"),
+        "kernel": config.count("conv_kernel", 4),
+        "bias": config("use_bias", False),
+        "conv_bias": config("use_conv_bias", True),
+        "activation": config.choose("hidden_act", ACTIVATIONS, "silu"),
+        "eps": config("layer_norm_epsilon", 1e-5),
+        "tied": config("tie_word_embeddings", tied),
     }
 
 

@@ -15,14 +15,14 @@ from typing import Any
 
 from ..errors import SpecError
 from ..names import Change, Row, cut, rows
-from ..nn.embed import Embed
 from ..nn.feed_forward import Activation
-from ..nn.initialise import Init
 from ..nn.mamba import Mamba2, Mamba2Op
 from ..nn.norm import RMSNorm
-from ..nn.sublayer import Block, Model, Trunk, pre_norm, repeat
+from ..nn.sublayer import Model
 from .config import Config, without_head
-from .mamba import ACTIVATIONS, HARMLESS, whole
+from .mamba import BACKBONE, EXEMPT, HARMLESS, IGNORED, PREFIX, RENAMED, of_mixers, shared, whole, written
+
+__all__ = ["EXEMPT", "HF", "IGNORED", "NAMES", "PREFIX", "RENAMED", "SIZES", "TINY", "mamba2", "to_hf"]
 
 
 def mamba2(
@@ -50,9 +50,7 @@ def mamba2(
         heads or 2 * dim // head_size, head_size, state_size, groups, kernel, bias, conv_bias, activation,
         norm=RMSNorm(eps, groups=groups),
     )  # fmt: skip
-    block = Block((pre_norm("mixer", mixer, RMSNorm(eps)),))
-    init = Init("torch", residual="depth", embedding=0.02)
-    return Model(dim, decoder=Trunk(Embed(vocab), repeat(block, layers), RMSNorm(eps)), tied=tied, init=init)
+    return of_mixers(mixer, dim, layers, vocab, eps, tied)
 
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -64,7 +62,6 @@ SIZES: dict[str, dict[str, Any]] = {
     "codestral-mamba-7b": {"dim": 4096, "layers": 64, "vocab": 32768, "groups": 8, "tied": False},
 }
 TINY: dict[str, Any] = {"dim": 32, "layers": 2, "vocab": 61, "heads": 4, "head_size": 6, "state_size": 5, "groups": 2}
-EXEMPT: dict[str, str] = {"kernels": "it has no attention, and so no attention kernels"}
 
 
 def split(op: Mamba2Op) -> Change:
@@ -88,42 +85,24 @@ def mixer_rows(theirs: str, ours: str) -> list[Row]:
     ]
 
 
-NAMES: list[Row] = [
-    Row("backbone.embeddings.weight", "decoder.embed.tokens.weight"),
-    *mixer_rows("backbone.layers.{}.mixer", "decoder.blocks.{}.mixer.op"),
-    *rows([("backbone.layers.{}.norm", "decoder.blocks.{}.mixer.pre"), ("backbone.norm_f", "decoder.norm")]),
-    Row("lm_head.weight", "head.weight"),
-]
-PREFIX = "backbone."
-RENAMED = (("embeddings.weight", "embedding.weight"),)  # as the authors' code has it
-IGNORED: tuple[str, ...] = ()
+NAMES: list[Row] = [*BACKBONE, *mixer_rows("backbone.layers.{}.mixer", "decoder.blocks.{}.mixer.op")]
 
 
 def from_hf(values: Mapping[str, Any]) -> Model:
     """The spec of a Mamba2ForCausalLM's config.json. Raises SpecError for a key or value that is not modelled."""
     config = Config(values)
-    dim, heads = config.count("hidden_size"), config.count("num_heads", 128)
-    head_size = config.count("head_dim", 64)
-    expand = config.number("expand", 2)
+    own, heads, head_size = shared(config, tied=False), config.count("num_heads", 128), config.count("head_dim", 64)
+    expand, dim = config.number("expand", 2), own["dim"]
     if expand * dim != heads * head_size:
         raise SpecError(f"mamba2: num_heads={heads} of head_dim={head_size} are not expand={expand} times {dim}")
     no_step_limit(config)
     model = mamba2(
-        dim,
-        config.layers("num_hidden_layers"),
-        config.count("vocab_size"),
+        **own,
         heads=heads,
         head_size=head_size,
         state_size=config.count("state_size", 128),
         groups=config.count("n_groups", 8),
-        kernel=config.count("conv_kernel", 4),
-        bias=config("use_bias", False),
-        conv_bias=config("use_conv_bias", True),
-        activation=config.choose("hidden_act", ACTIVATIONS, "silu"),
-        eps=config("layer_norm_epsilon", 1e-5),
-        tied=config("tie_word_embeddings", False),
     )
-    config.fix("rms_norm", True)
     # norm_before_gate: Mamba-Codestral's file says true, but their code gates first whatever it says.
     config.done("chunk_size", "time_step_rank", "norm_before_gate", *HARMLESS)
     return model
@@ -138,22 +117,13 @@ def to_hf(model: Model) -> dict[str, Any]:
     """The config.json of a spec of this family; the caller checks that it reads back as the same spec."""
     mixer = model.find("decoder.blocks.0.mixer.op")
     return {
+        **written(model, mixer),
         "architectures": ["Mamba2ForCausalLM"],
         "model_type": "mamba2",
-        "hidden_size": model.dim,
-        "num_hidden_layers": len(model.find("decoder.blocks")),
-        "vocab_size": model.vocab,
         "expand": whole(mixer.heads * mixer.head_size / model.dim),
         "num_heads": mixer.heads,
         "head_dim": mixer.head_size,
-        "state_size": mixer.state_size,
         "n_groups": mixer.groups,
-        "conv_kernel": mixer.kernel,
-        "use_bias": mixer.bias,
-        "use_conv_bias": mixer.conv_bias,
-        "hidden_act": {ours: theirs for theirs, ours in ACTIVATIONS.items()}[mixer.activation],
-        "layer_norm_epsilon": model.find("decoder.norm.eps"),
-        "tie_word_embeddings": model.tied,
     }
 
 

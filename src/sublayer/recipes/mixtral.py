@@ -20,9 +20,9 @@ from ..nn.feed_forward import Activation, FeedForward
 from ..nn.initialise import Init
 from ..nn.moe import MoE, Router
 from ..nn.norm import RMSNorm
-from ..nn.rope import Rope, rope_from_hf, rope_to_hf
+from ..nn.rope import Rope, rope_to_hf
 from ..nn.sublayer import Block, Model, Trunk, pre_norm, repeat
-from .config import Config, mean, without_head
+from .config import Config, mean, without_head, written
 from .llama import ACTIVATIONS
 from .llama import NAMES as LLAMA
 
@@ -65,7 +65,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "mixtral-8x7b": {"dim": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "hidden": 14336, "experts": 8,
                      "vocab": 32000},
     "mixtral-8x22b": {"dim": 6144, "layers": 56, "heads": 48, "kv_heads": 8, "hidden": 16384, "experts": 8,
-                      "vocab": 32000, "balance_loss": 0.001},
+                      "vocab": 32000},
 }  # fmt: skip
 TINY: dict[str, Any] = {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 24, "experts": 4, "vocab": 97}
 EXEMPT: dict[str, str] = {}
@@ -84,28 +84,21 @@ IGNORED = ("model.layers.{}.self_attn.rotary_emb.inv_freq",)  # computed from th
 def mixtral_from_hf(values: Mapping[str, Any]) -> Model:
     """The spec of a MixtralForCausalLM's config.json. Raises SpecError for what is not modelled."""
     config = Config(values)
-    heads, layers = config.count("num_attention_heads", 32), config.layers("num_hidden_layers")
-    head_size = config.count("head_dim", config.count("hidden_size") // heads)
+    own = config.decoder(1e-5, 8, heads=32)
+    head_size = config.count("head_dim", own["dim"] // own["heads"])
     config.fix("router_jitter_noise", 0.0)  # theirs shakes what the experts read too, and no published file asks
     model = mixtral(
-        config.count("hidden_size"),
-        layers,
-        heads,
-        config.given("num_key_value_heads", 8) or heads,
-        config.count("intermediate_size"),
-        config.count("num_local_experts", 8),
-        config.count("vocab_size"),
-        config.count("num_experts_per_tok", 2),
-        rope_from_hf(config.values | {"rope_theta": config("rope_theta", ROPE.theta)}, head_size),
-        head_size=None if head_size * heads == config("hidden_size") else head_size,
+        **own,
+        hidden=config.count("intermediate_size"),
+        experts=config.count("num_local_experts", 8),
+        active=config.count("num_experts_per_tok", 2),
+        rope=config.rope(head_size, config.values | {"rope_theta": config("rope_theta", ROPE.theta)}),
+        head_size=None if head_size * own["heads"] == own["dim"] else head_size,
         window=config.count("sliding_window", None),
         activation=config.choose("hidden_act", ACTIVATIONS, "silu"),
-        eps=config("rms_norm_eps", 1e-5),
-        dropout=config("attention_dropout", 0.0),
-        balance_loss=config.over(layers, "router_aux_loss_coef", 0.001),
-        tied=config("tie_word_embeddings", False),
+        balance_loss=config.over(own["layers"], "router_aux_loss_coef", 0.001),
     )
-    config.done("rope_scaling", "rope_parameters", "max_position_embeddings", "output_router_logits")
+    config.done("output_router_logits")
     return model
 
 
@@ -116,21 +109,14 @@ def to_hf(model: Model) -> dict[str, Any]:
     return {
         "architectures": ["MixtralForCausalLM"],
         "model_type": "mixtral",
-        "hidden_size": model.dim,
-        "num_hidden_layers": layers,
-        "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.kv_heads,
+        **written(model, attention),
         "head_dim": head_size,
         "intermediate_size": moe.expert.hidden,
         "num_local_experts": moe.experts,
         "num_experts_per_tok": moe.router.active,
         "router_aux_loss_coef": mean(moe.router.balance_loss, layers),
         "sliding_window": attention.window,
-        "vocab_size": model.vocab,
         "hidden_act": {ours: theirs for theirs, ours in ACTIVATIONS.items()}[moe.expert.activation],
-        "rms_norm_eps": model.find("decoder.norm.eps"),
-        "attention_dropout": attention.dropout,
-        "tie_word_embeddings": model.tied,
         **rope_to_hf(attention.position, head_size),
     }
 

@@ -12,16 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import SpecError
 from ..names import Row, rows
 from ..nn.attention import Attention
 from ..nn.embed import Embed
 from ..nn.feed_forward import Activation, FeedForward
 from ..nn.initialise import Init
 from ..nn.norm import RMSNorm
-from ..nn.rope import Rope, rope_from_hf, rope_to_hf
+from ..nn.rope import Rope, rope_to_hf
 from ..nn.sublayer import Block, Model, Sublayer, Trunk, repeat
-from .config import Config, without_head
+from .config import Config, without_head, written
 
 ROPE = Rope(theta=500000.0)
 
@@ -85,29 +84,16 @@ IGNORED = ("model.layers.{}.self_attn.rotary_emb.inv_freq",)  # computed from th
 def from_hf(values: Mapping[str, Any]) -> Model:
     """The spec of an Olmo2ForCausalLM's config.json. Raises SpecError for a key or value that is not modelled."""
     config = Config(values)
-    dim, heads = config.count("hidden_size"), config.count("num_attention_heads")
-    for key in ("rope_parameters", "rope_scaling"):
-        config.table(key)  # refuses what is none
-    config.fix("partial_rotary_factor", 1.0)
+    own = config.decoder(1e-5)
     config.fix("clip_qkv")  # OLMo 1's
-    rope = rope_from_hf(values, dim // heads)
-    if rope.size is not None:
-        raise SpecError(f"{config.kind}: partial_rotary_factor is not modelled: this family rotates whole heads")
     model = olmo2(
-        dim,
-        config.layers("num_hidden_layers"),
-        heads,
-        config.count("num_key_value_heads", heads),
-        config.count("intermediate_size"),
-        config.count("vocab_size"),
-        rope,
+        **own,
+        hidden=config.count("intermediate_size"),
+        rope=config.rope(own["dim"] // own["heads"]),
         bias=config("attention_bias", False),
         activation=config.choose("hidden_act", ACTIVATIONS, "silu"),
-        eps=config("rms_norm_eps", 1e-5),
-        dropout=config("attention_dropout", 0.0),
-        tied=config("tie_word_embeddings", False),
     )
-    config.done("rope_theta", "max_position_embeddings", "original_max_position_embeddings")
+    config.done()
     return model
 
 
@@ -117,17 +103,10 @@ def to_hf(model: Model) -> dict[str, Any]:
     return {
         "architectures": ["Olmo2ForCausalLM"],
         "model_type": "olmo2",
-        "hidden_size": model.dim,
-        "num_hidden_layers": len(model.find("decoder.blocks")),
-        "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.kv_heads,
+        **written(model, attention),
         "intermediate_size": ffn.hidden,
-        "vocab_size": model.vocab,
         "attention_bias": attention.bias,
         "hidden_act": {ours: theirs for theirs, ours in ACTIVATIONS.items()}[ffn.activation],
-        "rms_norm_eps": model.find("decoder.norm.eps"),
-        "attention_dropout": attention.dropout,
-        "tie_word_embeddings": model.tied,
         **rope_to_hf(attention.position, model.dim // attention.heads),
     }
 

@@ -22,7 +22,7 @@ from ..nn.initialise import Init
 from ..nn.norm import RMSNorm
 from ..nn.rope import LongRope, Rope, rope_from_hf, rope_to_hf
 from ..nn.sublayer import Block, Model, Trunk, pre_norm, repeat
-from .config import Config, without_head
+from .config import Config, without_head, written
 
 ROPE = Rope(theta=10000.0)
 
@@ -97,20 +97,14 @@ def from_hf(values: Mapping[str, Any]) -> Model:
     config = Config(values)
     for key, allowed in _ONE_VALUE.items():
         config.fix(key, allowed)
-    dim, heads = config.count("hidden_size"), config.count("num_attention_heads")
+    own = config.decoder(1e-5)
     model = phi3(
-        dim,
-        config.layers("num_hidden_layers"),
-        heads,
-        config.count("num_key_value_heads", heads),
-        config.count("intermediate_size"),
-        config.count("vocab_size"),
-        _rope(config, dim // heads),
+        hidden=config.count("intermediate_size"),
+        rope=_rope(config, own["dim"] // own["heads"]),
         window=config.count("sliding_window", None),
-        eps=config("rms_norm_eps", 1e-5),
+        attention_dropout=own.pop("dropout"),
         dropout=config("resid_pdrop", 0.0),
-        attention_dropout=config("attention_dropout", 0.0),
-        tied=config("tie_word_embeddings", False),
+        **own,
     )
     config.done("rope_theta")
     return model
@@ -152,17 +146,10 @@ def to_hf(model: Model) -> dict[str, Any]:
     config = {
         "architectures": ["Phi3ForCausalLM"],
         "model_type": "phi3",
-        "hidden_size": model.dim,
-        "num_hidden_layers": len(model.find("decoder.blocks")),
-        "num_attention_heads": attention.op.heads,
-        "num_key_value_heads": attention.op.kv_heads,
+        **written(model, attention.op),
         "intermediate_size": ffn.op.hidden,
-        "vocab_size": model.vocab,
         "sliding_window": attention.op.window,
-        "rms_norm_eps": model.find("decoder.norm.eps"),
         "resid_pdrop": attention.dropout,
-        "attention_dropout": attention.op.dropout,
-        "tie_word_embeddings": model.tied,
         "pad_token_id": None,  # left out, it would be 32,000, beyond a smaller vocabulary
         **rope_to_hf(rope, model.dim // attention.op.heads),
     }

@@ -21,9 +21,9 @@ from ..nn.feed_forward import Activation, FeedForward
 from ..nn.initialise import Init
 from ..nn.moe import MoE, Router
 from ..nn.norm import RMSNorm
-from ..nn.rope import Rope, rope_from_hf, rope_to_hf
+from ..nn.rope import Rope, rope_to_hf
 from ..nn.sublayer import Block, Model, Trunk, pre_norm
-from .config import Config, mean, without_head
+from .config import Config, mean, without_head, written
 from .llama import ACTIVATIONS
 from .llama import NAMES as LLAMA
 
@@ -99,8 +99,8 @@ IGNORED = ("model.layers.{}.self_attn.rotary_emb.inv_freq",)  # computed from th
 def qwen3_moe_from_hf(values: Mapping[str, Any]) -> Model:
     """The spec of a Qwen3MoeForCausalLM's config.json. Raises SpecError for what is not modelled."""
     config = Config(values)
-    heads, layers = config.count("num_attention_heads", 32), config.layers("num_hidden_layers")
-    head_size = config.count("head_dim", config.count("hidden_size") // heads)
+    own = config.decoder(1e-6, 4, heads=32)
+    layers, head_size = own["layers"], config.count("head_dim", own["dim"] // own["heads"])
     windowed = config("use_sliding_window", False)
     window = config.count("sliding_window", None if "sliding_window" in values else 4096)
     every, alone = config.count("decoder_sparse_step", 1), config("mlp_only_layers", [])
@@ -111,15 +111,11 @@ def qwen3_moe_from_hf(values: Mapping[str, Any]) -> Model:
     if windowed:
         config.fix("max_window_layers")  # theirs gives every layer the window
     model = qwen3_moe(
-        config.count("hidden_size"),
-        layers,
-        heads,
-        config.given("num_key_value_heads", 4) or heads,
-        config.count("moe_intermediate_size", 768),
-        config.count("num_local_experts" if "num_local_experts" in values else "num_experts", 128),
-        config.count("vocab_size"),
-        config.count("num_experts_per_tok", 8),
-        rope_from_hf(config.values, head_size),
+        **own,
+        hidden=config.count("moe_intermediate_size", 768),
+        experts=config.count("num_local_experts" if "num_local_experts" in values else "num_experts", 128),
+        active=config.count("num_experts_per_tok", 8),
+        rope=config.rope(head_size),
         head_size=head_size,
         dense=dense,
         dense_hidden=dense_hidden if dense else None,
@@ -127,13 +123,9 @@ def qwen3_moe_from_hf(values: Mapping[str, Any]) -> Model:
         window=window if windowed else None,
         bias=config("attention_bias", False),
         activation=config.choose("hidden_act", ACTIVATIONS, "silu"),
-        eps=config("rms_norm_eps", 1e-6),
-        dropout=config("attention_dropout", 0.0),
         balance_loss=config.over(layers - len(dense), "router_aux_loss_coef", 0.001),
-        tied=config("tie_word_embeddings", False),
     )
-    config.done("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", "output_router_logits",
-                "max_window_layers")  # fmt: skip
+    config.done("output_router_logits", "max_window_layers")
     return model
 
 
@@ -145,10 +137,7 @@ def to_hf(model: Model) -> dict[str, Any]:
     return {
         "architectures": ["Qwen3MoeForCausalLM"],
         "model_type": "qwen3_moe",
-        "hidden_size": model.dim,
-        "num_hidden_layers": len(ffns),
-        "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.kv_heads,
+        **written(model, attention),
         "head_dim": attention.head_size,
         "intermediate_size": ffns[dense[0]].hidden if dense else moe.expert.hidden,
         "moe_intermediate_size": moe.expert.hidden,
@@ -161,11 +150,7 @@ def to_hf(model: Model) -> dict[str, Any]:
         "use_sliding_window": attention.window is not None,
         "sliding_window": attention.window,
         "attention_bias": attention.bias,
-        "vocab_size": model.vocab,
         "hidden_act": {ours: theirs for theirs, ours in ACTIVATIONS.items()}[moe.expert.activation],
-        "rms_norm_eps": model.find("decoder.norm.eps"),
-        "attention_dropout": attention.dropout,
-        "tie_word_embeddings": model.tied,
         **rope_to_hf(attention.position, attention.head_size),
     }
 

@@ -25,7 +25,7 @@ from ..nn.moe import MoE, Router
 from ..nn.norm import RMSNorm
 from ..nn.rope import Rope, rope_from_hf, rope_to_hf
 from ..nn.sublayer import Block, Model, Trunk, pre_norm
-from .config import Config, mean, without_head
+from .config import Config, mean, without_head, written
 from .llama import ACTIVATIONS
 
 FFN = FeedForward | MoE
@@ -184,8 +184,8 @@ IGNORED = (
 
 def read(config: Config, rope: Mapping[str, Any], ffn: FFN | tuple[FFN, ...]) -> Model:
     """What the config.json files of the line share; rope: the keys about rotary positions."""
-    layers = config.layers("num_hidden_layers")
-    head_size, eps = config.count("head_dim", 256), config("rms_norm_eps", 1e-6)
+    own = config.decoder(1e-6) | {"kv_heads": config.count("num_key_value_heads")}
+    layers, head_size = own["layers"], config.count("head_dim", 256)
     every = config.count("full_attention_interval", 4)
     default = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
     kinds, known = config("layer_types", default), {"full_attention": True, "linear_attention": False}
@@ -197,23 +197,16 @@ def read(config: Config, rope: Mapping[str, Any], ffn: FFN | tuple[FFN, ...]) ->
         config.count("linear_key_head_dim", 128),
         config.count("linear_value_head_dim", 128),
         ShortConvolution(config.count("linear_conv_kernel_dim", 4), bias=False, activation=activation(config)),
-        eps,
+        own["eps"],
     )
     return qwen3_next(
-        config.count("hidden_size"),
-        layers,
-        config.count("num_attention_heads"),
-        config.count("num_key_value_heads"),
-        ffn,
-        config.count("vocab_size"),
-        rope_from_hf({"partial_rotary_factor": 0.25} | dict(rope), head_size),
+        **own,
+        ffn=ffn,
+        rope=rope_from_hf({"partial_rotary_factor": 0.25} | dict(rope), head_size),
         head_size=head_size,
         delta=delta,
         attends=tuple(known[kind] for kind in kinds),
         bias=config("attention_bias", False),
-        eps=eps,
-        dropout=config("attention_dropout", 0.0),
-        tied=config("tie_word_embeddings", False),
     )
 
 
@@ -267,10 +260,7 @@ def write(model: Model) -> tuple[dict[str, Any], list[Any]]:
     rope = rope_to_hf(attention.position, attention.head_size)
     rope["rope_parameters"].setdefault("partial_rotary_factor", 1.0)
     return {
-        "hidden_size": model.dim,
-        "num_hidden_layers": len(blocks),
-        "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.kv_heads,
+        **written(model, attention),
         "head_dim": attention.head_size,
         "layer_types": ["full_attention" if isinstance(m, Attention) else "linear_attention" for m in mixers],
         "linear_num_key_heads": delta.key_heads,
@@ -279,11 +269,7 @@ def write(model: Model) -> tuple[dict[str, Any], list[Any]]:
         "linear_value_head_dim": delta.value_size,
         "linear_conv_kernel_dim": delta.convolution.kernel,
         "hidden_act": {ours: theirs for theirs, ours in ACTIVATIONS.items()}[delta.convolution.activation],
-        "vocab_size": model.vocab,
-        "rms_norm_eps": delta.eps,
         "attention_bias": attention.bias,
-        "attention_dropout": attention.dropout,
-        "tie_word_embeddings": model.tied,
         **rope,
     }, list(ffns)
 
