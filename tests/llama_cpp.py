@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 
 import torch
@@ -27,6 +29,13 @@ class LlamaCpp:
         asked.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         with _quiet():
             self._server = xllamacpp.Server(asked)
+        self._line = HTTPConnection(self._server.listening_address.removeprefix("http://"))
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, in which the names of special tokens are characters like any other."""
+        asked = json.dumps({"content": text, "add_special": False, "parse_special": False})
+        self._line.request("POST", "/tokenize", asked, {"Content-Type": "application/json"})
+        return json.load(self._line.getresponse())["tokens"]
 
     def log_probabilities(self, ids: Sequence[int], vocab: int, best: int | None = None) -> Tensor:
         """[V] of the token after these ids; NaN for all but so many of the best."""
