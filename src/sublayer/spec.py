@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import pkgutil
+import textwrap
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
@@ -117,9 +118,12 @@ class Spec:
         shown = ", ".join(f"{name}={value!r}" for name, value in _changed(self))
         return f"{type(self).__name__}({shown})"
 
-    def tree(self) -> str:
-        """The architecture as indented lines; equal neighbours are shown once, values at their defaults left out."""
-        return "\n".join(_draw(self, "", "", ""))
+    def tree(self, width: int | None = None) -> str:
+        """The architecture as indented lines; equal neighbours are shown once, values at their defaults left out.
+
+        width: columns after which a line goes on below, where a blank allows it.
+        """
+        return "\n".join(_draw(self, "", "", "", width))
 
 
 @cache
@@ -344,7 +348,10 @@ def _changed(spec: Spec) -> list[tuple[str, Any]]:
     ]
 
 
-def _draw(spec: Spec, label: str, lead: str, rest: str) -> list[str]:
+NARROWEST = 24  # columns that a line of the tree has at least, however deep it stands
+
+
+def _draw(spec: Spec, label: str, lead: str, rest: str, width: int | None) -> list[str]:
     plain: list[str] = []
     nested: list[tuple[str, Spec]] = []
     for name, value in _changed(spec):
@@ -359,8 +366,15 @@ def _draw(spec: Spec, label: str, lead: str, rest: str) -> list[str]:
                 start += count
         elif not (name == "name" and label):
             plain.append(f"{name}={value!r}")
-    lines = [f"{lead}{label}{type(spec).__name__}" + (f"  {', '.join(plain)}" if plain else "")]
+    line = f"{lead}{label}{type(spec).__name__}" + (f"  {', '.join(plain)}" if plain else "")
+    lines = [line] if width is None else _wrapped(line, rest + ("│    " if nested else "     "), width)
     for number, (name, value) in enumerate(nested):
         last = number == len(nested) - 1
-        lines += _draw(value, name, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "))
+        lines += _draw(value, name, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "), width)
     return lines
+
+
+def _wrapped(line: str, rest: str, width: int) -> list[str]:
+    width = max(width, len(rest) + NARROWEST)
+    return textwrap.wrap(line, width, subsequent_indent=rest, drop_whitespace=True, break_long_words=False,
+                         break_on_hyphens=False, replace_whitespace=False)  # fmt: skip

@@ -48,6 +48,11 @@ class Pretrained:
         self._forged = np.zeros(self.size, bool)
         self._forged[[id for id in self._specials if id != unknown]] = True
 
+    @property
+    def library(self) -> tokenizers.Tokenizer:
+        """What it stands on."""
+        return self._model
+
     def encode(self, text: str, *, framed: bool = False, specials: Policy = "text") -> list[int]:
         """As Tokenizer.encode. Raises InputError also for text that the vocabulary holds as a special token only.
 
