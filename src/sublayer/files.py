@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
@@ -14,6 +16,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+MAP_NORESERVE = 0x4000  # Linux's; Python has a name for it from 3.13 on
 
 
 @contextmanager
@@ -65,6 +69,18 @@ def open_regular(path: Path) -> BinaryIO:
     if not S_ISREG(path.stat().st_mode):
         raise OSError(f"{'a folder' if path.is_dir() else 'a pipe or a device'}, not a file")
     return open(path, "rb")
+
+
+def mapped(file: BinaryIO) -> mmap.mmap:
+    """A file as memory, whose pages are copied where they are written to: no write reaches the file.
+
+    No memory is set aside for such copies, so that a file larger than the machine's memory can be mapped and its
+    header read. Raises OSError, and ValueError for an empty file.
+    """
+    if sys.platform != "linux":
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    flags = mmap.MAP_PRIVATE | MAP_NORESERVE
+    return mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:

@@ -30,8 +30,8 @@ def peak(work: Callable[[], Any]) -> int:
     """Bytes that were allocated at once beyond those before, by torch's own account."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         work()
-    assert watched.profiler is not None
-    events = [event for event in watched.profiler.kineto_results.events() if event.name() == "[memory]"]
+    profiler: Any = watched.profiler
+    events = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
     now = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()

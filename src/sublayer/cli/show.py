@@ -118,7 +118,9 @@ def _memory(spec: "Model", sizes: "Cost", needed: "Memory", batch: int, length: 
 
 def _wrapped(line: str, width: int) -> str:
     """The line, going on below its second column where it is too long."""
-    return textwrap.fill(line, max(width, 40), subsequent_indent=" " * 17, break_on_hyphens=False, drop_whitespace=True)
+    return textwrap.fill(
+        line, max(width, 40), subsequent_indent=" " * 17, break_on_hyphens=False, break_long_words=False
+    )
 
 
 def _find(name: str) -> "tuple[Model, str | None, About | None]":

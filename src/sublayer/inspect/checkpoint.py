@@ -93,10 +93,11 @@ def about(path: Path, spec: Model, stem: str = "model") -> About:
             return None
 
     found = ask("files", _stored, path, stem)
-    licence = ask("licence", _licence, path)
+    licence, licence_from = ask("licence", _licence, path) or (None, None)
     return About(
         found,
-        *(licence or (None, None)),
+        licence,
+        licence_from,
         ask("tokenizer", _vocabulary, path),
         ask("context", trained_length, path, spec),
         ask("chat template", ChatTemplate.read, path) is not None,

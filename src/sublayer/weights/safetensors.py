@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..errors import WeightsError, nearest
-from ..files import open_regular
+from ..files import mapped, open_regular
 
 MAX_HEADER = 16 << 20  # bytes; one file of 100,000 tensors needs about as many
 MAX_AXES = 32
@@ -60,7 +60,7 @@ class SafeTensors:
                     header, begin = _header(path, file, size)
                     self.entries = _entries(path, header, begin, size)
                 # Copy on write, so that no one can write to the file; what is only read stays in the page cache.
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._map = mapped(file)
         except OSError as error:
             raise WeightsError(f"{path}: cannot be read: {error.strerror or error}") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from ...errors import WeightsError
+from ...files import mapped
 from ...gguf_header import Header
 
 CHUNK = 1 << 17  # values dequantised at once: with all it takes, that fits a processor's cache
@@ -43,7 +43,7 @@ class Tensors:
         try:
             with open(header.path, "rb") as file:
                 # Private pages, for torch warns of memory that it may not write to; none is written.
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._data = mapped(file)
         except (OSError, ValueError) as error:
             raise WeightsError(f"{header.path}: cannot be read: {error}") from None
 
