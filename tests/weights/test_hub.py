@@ -12,6 +12,7 @@ import torch
 from huggingface_hub import constants
 
 import sublayer
+from sublayer.cli.main import main
 from sublayer.errors import SpecError, SublayerError, WeightsError
 from sublayer.weights.hub import HubName, local
 from sublayer.weights.load import read_spec
@@ -171,3 +172,12 @@ def test_commands_take_names_of_the_hub(hub, tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     assert '"prompt_ids": [256, 97]' in done.stdout
     assert len(hub.fetched) == 3
+
+
+def test_show_fetches_descriptions_alone(hub, capsys) -> None:
+    (hub.models["org/model"] / "README.md").write_text("---\nlicense: mit\n---\n")
+    assert main(["show", "org/model"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "files not fetched: they stay on the hub until the model is loaded" in said
+    assert "licence mit (README.md)" in said
+    assert sorted(hub.fetched) == ["README.md", "config.json", "tokenizer.json"]

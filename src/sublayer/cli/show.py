@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def command(
     name: Annotated[
-        str, typer.Argument(help="A published size (see `sublayer recipes`), a folder, a .gguf file, or org/name of the hub.")
+        str,
+        typer.Argument(help="A published size (`sublayer recipes` lists them), a folder, a .gguf file, or org/name."),
     ],
     overrides: Annotated[
         list[str] | None,

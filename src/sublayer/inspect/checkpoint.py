@@ -70,7 +70,8 @@ class About:
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """(name, what there is of it), for people."""
-        yield "files", self.problems.get("files") or (_files(self.stored) if self.stored else "none")
+        stored = _files(self.stored) if self.stored else "not fetched: they stay on the hub until the model is loaded"
+        yield "files", self.problems.get("files") or stored
         yield "licence", f"{self.licence} ({self.licence_from})" if self.licence else "not stated"
         tokenizer = self.tokenizer
         ends = ", ".join(f"{id} {name}".rstrip() for id, name in tokenizer.ends.items()) if tokenizer else ""
@@ -81,8 +82,9 @@ class About:
         yield "chat template", self.problems.get("chat template") or ("yes" if self.chat_template else "none")
 
 
-def about(path: Path, spec: Model, stem: str = "model") -> About:
-    """Of a folder or a GGUF file whose spec is known; stem: of the names of its safetensors files."""
+def about(path: Path, spec: Model, stem: str | None = "model") -> About:
+    """Of a folder or a GGUF file whose spec is known; stem: of the names of its safetensors files; None: they are not
+    here, for only descriptions were fetched from the hub."""
     problems: dict[str, str] = {}
 
     def ask(part: str, question: Any, *arguments: Any) -> Any:
@@ -92,7 +94,7 @@ def about(path: Path, spec: Model, stem: str = "model") -> About:
             problems[part] = str(error)
             return None
 
-    found = ask("files", _stored, path, stem)
+    found = None if stem is None else ask("files", _stored, path, stem)
     licence, licence_from = ask("licence", _licence, path) or (None, None)
     return About(
         found,

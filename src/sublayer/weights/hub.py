@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..errors import WeightsError
 
 NAME = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(/(?P<file>[\w.-]+\.gguf))?(@(?P<revision>[\w./-]+))?", re.ASCII)
-DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "README.md", "LICENSE*")
 
 
 class HubName(NamedTuple):
