@@ -1,7 +1,7 @@
 """What every tokenizer can do."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -124,16 +124,14 @@ def special_id(tokenizer: Tokenizer, name: str) -> int | None:
     return found[0] if len(found) == 1 and not tokenizer.token_bytes(found[0]) else None
 
 
-def before(tokenizer: Tokenizer) -> list[int]:
-    """The special tokens that a framed text begins with."""
+def frame(encode: Callable[..., list[int]], text: str = "a") -> tuple[list[int], list[int]]:
+    """The special tokens before and behind a framed text; encode: a tokenizer's."""
     try:
-        plain, framed = tokenizer.encode("a"), tokenizer.encode("a", framed=True)
+        plain, framed = encode(text), encode(text, framed=True)
     except InputError:  # one that lacks this letter was counted from a text, and frames nothing
-        return []
-    found = framed[: len(framed) - len(plain)]
-    while found and framed[len(found) : len(found) + len(plain)] != plain:  # the frame has an end too
-        found.pop()
-    return found
+        return [], []
+    at = next((i for i in range(len(framed)) if plain and framed[i : i + len(plain)] == plain), len(framed))
+    return framed[:at], framed[at + len(plain) :]
 
 
 def check_policy(specials: str) -> None:
