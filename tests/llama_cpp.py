@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import torch
 import xllamacpp
@@ -47,7 +48,19 @@ class LlamaCpp:
 
     def greedy(self, ids: Sequence[int], tokens: int) -> list[int]:
         """The ids that it continues with; fewer where it ends."""
-        return [one["id"] for one in self._complete(ids, tokens, 1)]
+        request = {"prompt": list(ids), "n_predict": tokens, "temperature": 0, "return_tokens": True}
+        return self._post("completion", request)["tokens"]
+
+    def tokenize(self, text: str) -> list[int]:
+        """The ids of a text, with what it puts around one; special tokens' names in it are text."""
+        return self._post("tokenize", {"content": text, "add_special": True, "parse_special": False})["tokens"]
+
+    def _post(self, route: str, request: dict) -> dict:
+        headers = {"Content-Type": "application/json"}
+        with _quiet():
+            asked = Request(f"{self._server.listening_address}/{route}", json.dumps(request).encode(), headers)
+            with urlopen(asked) as answer:
+                return json.load(answer)
 
     def _complete(self, ids: Sequence[int], tokens: int, alternatives: int) -> list[dict]:
         request = {"prompt": list(ids), "max_tokens": tokens, "temperature": 0, "n_probs": alternatives,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
+from shutil import rmtree
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -27,9 +28,7 @@ def replacing(path: Path | str) -> Iterator[Path]:
     What a killed process left beside `path` is removed too.
     """
     path = Path(path)
-    for left in path.parent.glob(f".{path.name}.*.partial"):
-        if not alive(left.name.split(".")[-2]):
-            left.unlink(missing_ok=True)
+    _clean(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         beside.touch()
@@ -40,17 +39,58 @@ def replacing(path: Path | str) -> Iterator[Path]:
         with open(beside, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(beside, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _sync(path.parent)
     except OSError as error:
         if error.filename is None and error.errno is not None:  # a write, which does not know its file
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     finally:
         beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(path: Path | str) -> Iterator[Path]:
+    """Yields a new folder beside `path` to write to; on success it takes the place of `path`, else it is removed.
+
+    What stood at `path` goes, so whoever calls makes sure that it may. What killed processes left is removed too.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _clean(path)
+    beside, former = (path.with_name(f".{path.name}{kind}.{os.getpid()}.partial") for kind in ("", ".former"))
+    try:
+        beside.mkdir()
+        yield beside
+        for file in beside.iterdir():
+            _sync(file)
+        _sync(beside)
+        if path.exists():
+            os.rename(path, former)
+        os.rename(beside, path)
+        _sync(path.parent)
+    finally:
+        if former.exists() and not path.exists():
+            os.rename(former, path)
+        for folder in (beside, former):
+            rmtree(folder, ignore_errors=True)
+
+
+def _clean(path: Path) -> None:
+    """Removes what killed processes have left of a file or a folder that was to stand at path."""
+    for left in path.parent.glob(f".{path.name}.*.partial"):
+        if not alive(left.name.split(".")[-2]):
+            if left.is_dir():
+                rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def alive(process: str) -> bool:

@@ -31,9 +31,9 @@ COMMANDS = {
     "tokenizer": Entry("sublayer.cli.tokenizer", "Train a tokenizer, use it, compare it with others."),
     "eval": Entry("sublayer.cli.eval", "Score text with a model: bits per byte."),
     "generate": Entry("sublayer.cli.generate", "Continue a text with a model."),
+    "export": Entry("sublayer.cli.export", "Write a model for transformers or llama.cpp."),
     "translate": Entry("sublayer.cli.translate", "Translate sentences with an encoder-decoder."),
     "transcribe": Entry("sublayer.cli.transcribe", "Write down what is said in recordings."),
-    "embed": Entry("sublayer.cli.embed", "Vectors of texts; the texts nearest to one."),
     "words": Entry("sublayer.cli.words", "Train vectors of words; neighbours, analogies, search."),
     "chat": Entry("sublayer.cli.chat", "Talk with a model, or write a text together with one."),
 }

@@ -9,7 +9,7 @@ from .bulk import BYTE_OF, Bulk, to_bytes
 from .bytes import ByteStream
 from .difference import streamed
 from .pretrained import Pretrained
-from .tokenizer import Ids, Policy, check_id, check_policy, frame, utf8
+from .tokenizer import Ids, Policy, check_id, check_policy, utf8
 
 BULK = 200_000
 """Characters after which preparing the way for bulk pays: it takes up to a second for the largest vocabularies."""
@@ -116,4 +116,7 @@ class BytePairs(Pretrained):
     @cached_property
     def _frame(self) -> tuple[list[int], list[int]]:
         """What stands before and after a text that is framed."""
-        return frame(super().encode)
+        bare = self._model.encode("a", add_special_tokens=False)
+        framed = self._model.post_process(bare).ids
+        at = next(i for i in range(len(framed)) if framed[i : i + len(bare.ids)] == bare.ids)
+        return framed[:at], framed[at + len(bare.ids) :]

@@ -19,19 +19,19 @@ class Cut(NamedTuple):
 
 def cut(pre_tokenizer: dict[str, Any] | None) -> Cut | None:
     """The pattern that cuts as a tokenizer.json's pre_tokenizer does; None where none is known to."""
-    steps = list(_steps(pre_tokenizer or {}))
-    if not steps or steps[-1] != "bytes" or "bytes" in steps[:-1] or None in steps:
+    found = list(steps(pre_tokenizer or {}))
+    if not found or found[-1] != "bytes" or "bytes" in found[:-1] or None in found:
         return None
-    pattern = _PATTERNS.get(tuple(str(step) for step in steps[:-1]))
+    pattern = _PATTERNS.get(tuple(str(step) for step in found[:-1]))
     return Cut(pattern, _unlike(pattern)) if pattern else None
 
 
-def _steps(step: dict[str, Any]) -> Iterator[str | None]:
+def steps(step: dict[str, Any]) -> Iterator[str | None]:
     """Each step's pattern, in order; "bytes" where characters become bytes; None for a step of another kind."""
     match step:
         case {"type": "Sequence", "pretokenizers": list(inner)}:
             for one in inner:
-                yield from _steps(one)
+                yield from steps(one)
         case {"type": "ByteLevel", "add_prefix_space": False}:
             if step.get("use_regex", True):
                 yield GPT2

@@ -12,6 +12,7 @@ from .bytes import Bytes
 from .counted import Characters, Words
 from .ending import read_bytes, read_config, read_eos, read_json
 from .ggml import load_gguf
+from .metadata import read_metadata
 from .pretrained import Pretrained
 from .ranks import is_ranks, load_ranks
 from .sentence_piece import Frame, SentencePiece
@@ -66,16 +67,28 @@ def load_tokenizer(
     return loaders[file.suffix](file)
 
 
+def has_tokenizer(path: Path) -> bool:
+    """Whether there is a tokenizer to load: in a folder, or in a GGUF file."""
+    if path.suffix == ".gguf" and path.is_file():
+        return "tokenizer.ggml.tokens" in read_metadata(path)
+    return bool(path.is_dir() and _candidates(path))
+
+
 def _file(folder: Path) -> Path:
-    for name in ("tokenizer.json", "tokenizer.model", "spiece.model", *PAIRS, "vocab.txt"):
-        if (folder / name).is_file() and (folder / PAIRS.get(name, name)).is_file():
-            return folder / name
-    found = sorted([*folder.glob("*.tiktoken"), *folder.glob("*.gguf")])
+    found = _candidates(folder)
     if not found:
         raise InputError(f"{folder}: no tokenizer.json there, nor a tokenizer in another format")
     if len(found) > 1:
         raise InputError(f"{folder}: {found[0].name} or {found[1].name}? Name the file")
     return found[0]
+
+
+def _candidates(folder: Path) -> list[Path]:
+    """The first of the known names, or all files of the formats that have no name of their own."""
+    for name in ("tokenizer.json", "tokenizer.model", "spiece.model", *PAIRS, "vocab.txt"):
+        if (folder / name).is_file() and (folder / PAIRS.get(name, name)).is_file():
+            return [folder / name]
+    return sorted([*folder.glob("*.tiktoken"), *folder.glob("*.gguf")])
 
 
 def _load_json(path: Path) -> Tokenizer:

@@ -1,5 +1,6 @@
 """Tokenizers of the tokenizers library: any that a tokenizer.json describes."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -111,6 +112,14 @@ class Pretrained:
             path.write_text(self._model.to_str(pretty=True), encoding="utf-8")
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._config}
         write_eos(folder, self.eos, self._model.id_to_token, self._model.token_to_id, config)
+
+    def name_of(self, token: int) -> str | None:
+        """How a token is called, special or not."""
+        return self._model.id_to_token(token)
+
+    def to_json(self) -> dict[str, Any]:
+        """What its tokenizer.json says."""
+        return json.loads(self._model.to_str())
 
     @cached_property
     def _matching(self) -> tokenizers.Tokenizer:

@@ -78,11 +78,19 @@ class SentencePiece:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / "tokenizer.model") as path:
-            path.write_bytes(self._model.serialized_model_proto())
+            path.write_bytes(self.to_bytes())
         (folder / "tokenizer.json").unlink(missing_ok=True)
         before, after = self._frame
         framing = {"add_bos_token": bool(before), "add_eos_token": bool(after)}
         write_eos(folder, self.eos, self._model.id_to_piece, self.id_of, self._config | framing)
+
+    def to_bytes(self) -> bytes:
+        """What its tokenizer.model holds."""
+        return self._model.serialized_model_proto()
+
+    def name_of(self, token: int) -> str | None:
+        """How a token is called, special or not."""
+        return self._model.id_to_piece(token)
 
     def id_of(self, piece: str) -> int | None:
         """The id of a piece; None if there is none."""

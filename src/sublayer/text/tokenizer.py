@@ -1,7 +1,7 @@
 """What every tokenizer can do."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -124,14 +124,21 @@ def special_id(tokenizer: Tokenizer, name: str) -> int | None:
     return found[0] if len(found) == 1 and not tokenizer.token_bytes(found[0]) else None
 
 
-def frame(encode: Callable[..., list[int]], text: str = "a") -> tuple[list[int], list[int]]:
-    """The special tokens before and behind a framed text; encode: a tokenizer's."""
-    try:
-        plain, framed = encode(text), encode(text, framed=True)
-    except InputError:  # one that lacks this letter was counted from a text, and frames nothing
-        return [], []
-    at = next((i for i in range(len(framed)) if plain and framed[i : i + len(plain)] == plain), len(framed))
-    return framed[:at], framed[at + len(plain) :]
+def before(tokenizer: Tokenizer) -> list[int]:
+    """The special tokens that a framed text begins with."""
+    return frame(tokenizer)[0]
+
+
+def frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """The ids that stand before and after a text that is framed."""
+    for token in range(tokenizer.size):
+        text = tokenizer.decode([token])  # of its own vocabulary, for some can encode nothing else
+        bare = tokenizer.encode(text)
+        framed = tokenizer.encode(text, framed=True)
+        for at in range(len(framed) if bare else 0):
+            if framed[at : at + len(bare)] == bare:
+                return framed[:at], framed[at + len(bare) :]
+    return [], []
 
 
 def check_policy(specials: str) -> None:

@@ -129,6 +129,17 @@ def read_config(path: Path) -> dict[str, Any] | None:
     return None if (path / "spec.json").exists() else read_json(path / "config.json")
 
 
+def stored_dtype(path: Path | str) -> torch.dtype:
+    """The narrowest dtype that holds every weight of a checkpoint as it is stored; float32 for quantised blocks."""
+    with _opened(Path(path)) as (_, _, files):
+        kinds = {files.dtype(name) for name in files.names}
+    floats = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+    found = torch.float16 if kinds & floats.keys() == {"F16"} else torch.bfloat16
+    for kind in kinds & floats.keys():
+        found = torch.promote_types(found, floats[kind])
+    return found if kinds & floats.keys() else torch.float32
+
+
 def gguf_file(path: Path) -> Path | None:
     """The GGUF file that a path names: it, or the one in a folder that holds no description beside it."""
     if path.suffix == ".gguf" and not path.is_dir():

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class GgufCheckpoint:
         left = {name for name in left if not matches(table.ignored, name)}
         if config.get("tie_word_embeddings"):
             left.discard("output.weight")  # the embedding's table again, if it is there
-        for row in _concrete(self._patterns, left):
+        for row in concrete(self._patterns, left):
             missing = next((name for name in row.our_names if name not in self._tensors.names), None)
             if missing is not None:
                 raise WeightsError(f"{source.path}: tensor {missing} is missing beside {row.our_names[0]}")
@@ -91,9 +92,9 @@ class GgufCheckpoint:
         return name
 
 
-def _concrete(patterns: Iterable[Row], names: Iterable[str]) -> list[Row]:
-    """The rows of the layers that occur among GGUF's names."""
-    by_first = [(row, _pattern(row.our_names[0])) for row in patterns]
+def concrete(patterns: Iterable[Row], names: Iterable[str], *, side: Literal["theirs", "ours"] = "ours") -> list[Row]:
+    """The rows of the layers that occur among names, which are GGUF's ("ours") or Hugging Face's ("theirs")."""
+    by_first = [(row, _pattern((row.our_names if side == "ours" else row.their_names)[0])) for row in patterns]
     found = [(row, match) for name in names for row, pattern in by_first if (match := pattern.fullmatch(name))]
     return [row.at([int(number) for number in match.groups()]) for row, match in found]
 

@@ -1,0 +1,94 @@
+"""`sublayer export`: a model for transformers or for llama.cpp."""
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+
+
+def command(
+    model: Annotated[Path, typer.Argument(help="A model folder, Sublayer's or Hugging Face's, or a GGUF file.")],
+    to: Annotated[Literal["hf", "gguf"], typer.Option(help="A folder for transformers, or a file for llama.cpp.")],
+    out: Annotated[Path, typer.Option(help="The folder, or the file, to write.")],
+    quantize: Annotated[
+        str | None,
+        typer.Option(metavar="TYPE", help="gguf: q8_0, q4_0, q4_1, q5_0, q5_1, tq1_0, tq2_0 or mxfp4 matrices."),
+    ] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Of the values; default: as they are stored.")] = None,
+    shard_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="hf: cut the weights into files of at most so much, as in 5GB.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+) -> None:
+    """Write a model, with its tokenizer and chat template, as transformers or llama.cpp read it.
+
+    The folder or file appears when all of it is written. What a format cannot express is refused, naming the part.
+    """
+    shard = None if shard_size is None else _bytes(shard_size)
+
+    import torch
+
+    from ..weights.export import export
+
+    export(
+        model, out, to=to, quantize=quantize, dtype=getattr(torch, dtype) if dtype else None, shard_size=shard,
+        force=force, progress=_telling(), note=lambda line: typer.echo(line, err=True),
+    )  # fmt: skip
+    files = sorted(out.iterdir()) if out.is_dir() else [out]
+    typer.echo(f"{out}  {_size(sum(file.stat().st_size for file in files))}")
+    if out.is_dir():
+        wide = max(len(file.name) for file in files)
+        for file in files:
+            typer.echo(f"  {file.name:<{wide}}  {_size(file.stat().st_size):>8}")
+
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+def _bytes(text: str) -> int:
+    from ..errors import UsageError
+
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", text.strip().lower())
+    size = 0
+    if found:
+        power = 2 ** (10 * "kmgt".index(found[2]) + 10) if found[2] and found[3] else UNITS[found[2]]
+        size = int(float(found[1]) * power)
+    if size < 1:
+        raise UsageError(f"--shard-size {text}: expected a size such as 5GB, 500MB or 2GiB")
+    return size
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"
+
+
+def _telling(after: float = 2.0, every: float = 10.0) -> Callable[[int, int], None]:
+    """Tells stderr, from `after` seconds on, what is written, its rate and the time left: over one line in a terminal,
+    elsewhere a line every so many seconds."""
+    from ..train.view import clock
+
+    begun = shown = time.monotonic()
+    live = sys.stderr.isatty()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        gone, ended = now - begun, done == total
+        if gone < after or (not ended and now - shown < (0.2 if live else every) and shown != begun):
+            return
+        shown = now
+        left = f"done in {clock(gone)}" if ended else f"{clock(gone * (total - done) / max(1, done))} left"
+        line = f"writing: {_size(done)} of {_size(total)}, {_size(done / gone)}/s, {left}"
+        typer.echo(f"\r{line}\x1b[K" if live else line, nl=not live or ended, err=True)
+
+    return tell

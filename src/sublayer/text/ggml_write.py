@@ -1,0 +1,205 @@
+"""A tokenizer as the metadata of a GGUF file, so that llama.cpp gives the same ids."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tokenizers
+
+from ..errors import InputError
+from .byte_pairs import BytePairs
+from .cuts import steps
+from .ggml import CONTROL, NFC, NORMAL, PATTERNS_OF, UNUSED, USER_DEFINED, WHOLE_PIECES_FIRST
+from .patterns import GPT2, PATTERNS
+from .portable import portable
+from .pretrained import Pretrained
+from .sentence_piece import SentencePiece
+from .tokenizer import Tokenizer, frame
+
+# Of several names for one pattern, that of the family it comes from.
+PREFERRED = ("gpt-2", "llama-bpe", "qwen2", "smollm")
+# What llama.cpp leaves out of the ways to cut text that it knows by these names.
+INEXACT = {
+    **dict.fromkeys(NFC, "brings no text to NFC first: ids of a text in another form differ"),
+    **dict.fromkeys(("gpt-4o", "llama4"), "takes capitals beyond ASCII for small letters: ids of some words differ"),
+}  # fmt: skip
+UNIGRAM, BPE = 1, 2  # SentencePiece's kinds of models
+
+
+def ggml_metadata(tokenizer: Tokenizer, size: int, note: Callable[[str], object] = lambda line: None) -> dict[str, Any]:
+    """The keys under tokenizer.ggml: tokens, merges, how text is cut, what begins and ends it. Ids up to `size`, that
+    of the model's table, are filled with tokens that no text has. note: told, in a line, where llama.cpp's ids differ.
+
+    Raises InputError for a tokenizer that the format cannot express, with the reason.
+    """
+    if tokenizer.size > size:
+        raise InputError(f"the tokenizer has {tokenizer.size} ids, more than the {size} rows of the model's embedding")
+    same = portable(tokenizer)
+    if isinstance(same, BytePairs):
+        found = _byte_pairs(same)
+    elif isinstance(same, SentencePiece):
+        found = _sentence_piece(same)
+    else:
+        kind = same.to_json()["model"]["type"] if isinstance(tokenizer, Pretrained) else type(tokenizer).__name__
+        raise InputError(
+            f"GGUF holds byte-level BPE and SentencePiece, and not this tokenizer ({kind}); with one of kind bpe or"
+            " bytes a model can be written"
+        )
+    if found["pre"] in INEXACT:
+        note(f"llama.cpp cuts text as {found['pre']}, but {INEXACT[found['pre']]}")
+    lacking = range(len(found["tokens"]), size)
+    found["tokens"] += [f"[PAD{id}]" for id in lacking]
+    found["token_type"] += [UNUSED] * len(lacking)
+    if "scores" in found:
+        found["scores"] += [-1000.0] * len(lacking)
+    return {f"tokenizer.ggml.{key}": value for key, value in (found | _marks(tokenizer)).items()}
+
+
+def _byte_pairs(tokenizer: BytePairs) -> dict[str, Any]:
+    data = tokenizer.to_json()
+    model, added = data["model"], data["added_tokens"]
+    tokens, types = [f"[PAD{id}]" for id in range(tokenizer.size)], [UNUSED] * tokenizer.size
+    for token, id in model["vocab"].items():
+        tokens[id], types[id] = token, NORMAL
+    for token in added:
+        tokens[token["id"]], types[token["id"]] = token["content"], CONTROL if token["special"] else USER_DEFINED
+    return {
+        "model": "gpt2",
+        "pre": _pre(data),
+        "tokens": tokens,
+        "token_type": types,
+        "merges": [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]],
+    }
+
+
+def _pre(data: Mapping[str, Any]) -> str:
+    """llama.cpp's name for how a tokenizer.json cuts text."""
+    normalizer, model = data["normalizer"], data["model"]
+    if normalizer not in (None, {"type": "NFC"}, {"type": "Sequence", "normalizers": []}):
+        raise InputError(f"GGUF cannot say the tokenizer's normalizer {normalizer['type']}")
+    *patterns, last = steps(data["pre_tokenizer"] or {})
+    cut = tuple(GPT2 if one == PATTERNS["gpt2"] else one for one in patterns)
+    found = [pre for pre, known in PATTERNS_OF.items() if known == cut and last == "bytes"]
+    if not found:
+        known = ", ".join(sorted(PATTERNS))
+        raise InputError(
+            f"llama.cpp has no name for how this tokenizer cuts text; the nearest is {_nearest(cut)}. Tokenizers"
+            f" trained with a pattern of these can be written: {known}"
+        )
+    nfc = normalizer == {"type": "NFC"}
+    fitting = [pre for pre in found if (pre in NFC) == nfc]
+    if not fitting:
+        raise InputError(
+            f"GGUF cannot say that text is {'' if nfc else 'not '}brought to NFC before {found[0]} cuts it"
+        )
+    # Where a name looks up whole pieces first, or not, against the tokenizer: does it come to the same?
+    as_is = [pre for pre in fitting if (pre in WHOLE_PIECES_FIRST) == bool(model.get("ignore_merges"))]
+    if not as_is and not _merges_make_all(model):
+        raise InputError(
+            f"{fitting[0]} would look up whole pieces, and this tokenizer's merges do not make all of them"
+        )
+    usable = as_is or fitting
+    return next((pre for pre in PREFERRED if pre in usable), usable[0])
+
+
+def _merges_make_all(model: Mapping[str, Any]) -> bool:
+    pairs = [tuple(pair.split(" ", 1)) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
+    merging = tokenizers.models.BPE(vocab=model["vocab"], merges=pairs)
+    made = {left + right for left, right in pairs}
+    return all(len(merging.tokenize(token)) == 1 for token in model["vocab"] if token in made)
+
+
+def _nearest(cut: Sequence[str | None]) -> str:
+    """The name whose patterns share the longest beginning."""
+
+    def shared(pre: str) -> int:
+        one, other = "|".join(map(str, cut)), "|".join(PATTERNS_OF[pre])
+        return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+    return max(PATTERNS_OF, key=shared)
+
+
+# --- SentencePiece ---
+
+
+class _Piece(NamedTuple):
+    text: str
+    score: float
+    kind: int
+
+
+def _sentence_piece(tokenizer: SentencePiece) -> dict[str, Any]:
+    model = list(_fields(tokenizer.to_bytes()))
+    pieces = [_piece(value) for number, value in model if number == 1]
+    trainer, normalizer = (dict(_fields(_last(model, number))) for number in (2, 3))
+    kind = trainer.get(3, UNIGRAM)
+    if kind not in (UNIGRAM, BPE):
+        raise InputError("GGUF holds SentencePiece's unigram and BPE models, and none of words or characters")
+    found = {
+        "model": "llama" if kind == BPE else "t5",
+        "pre": "default",
+        "tokens": [one.text.replace("▁", " ") if one.kind == USER_DEFINED else one.text for one in pieces],
+        "scores": [one.score for one in pieces],
+        "token_type": [one.kind for one in pieces],
+        "add_space_prefix": bool(normalizer.get(3, 1)),
+        "remove_extra_whitespaces": bool(normalizer.get(4, 1)),
+    }
+    charsmap = normalizer.get(2, b"")
+    if charsmap and kind == UNIGRAM:  # of the other, llama.cpp has none
+        found["precompiled_charsmap"] = charsmap
+    return found
+
+
+def _piece(data: bytes) -> _Piece:
+    fields = dict(_fields(data))
+    return _Piece(fields[1].decode("utf-8"), fields.get(2, 0.0), fields.get(3, NORMAL))
+
+
+def _last(fields: Sequence[tuple[int, Any]], number: int) -> bytes:
+    return next((value for found, value in reversed(fields) if found == number), b"")
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """(number, value) of a protocol buffer: bytes, whole numbers and floats."""
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(data):
+        tag = varint()
+        number, wire = tag >> 3, tag & 7
+        if wire == 0:
+            yield number, varint()
+        elif wire == 2:
+            size = varint()
+            yield number, data[at : at + size]
+            at += size
+        else:
+            size = 4 if wire == 5 else 8
+            yield number, struct.unpack("<f" if wire == 5 else "<d", data[at : at + size])[0]
+            at += size
+
+
+def _marks(tokenizer: Tokenizer) -> dict[str, Any]:
+    """What begins and ends a text."""
+    before, after = frame(tokenizer)
+    if len(before) > 1 or len(after) > 1:
+        raise InputError("GGUF frames a text by one token on a side, and this tokenizer by several")
+    if not tokenizer.eos:
+        raise InputError("GGUF names a token that ends a text, and this tokenizer has none")
+    ends = dict(zip(("eos_token_id", "eot_token_id", "eom_token_id"), tokenizer.eos, strict=False))
+    if after and after != [tokenizer.eos[0]]:
+        raise InputError("GGUF ends a framed text with the token that ends texts, and this tokenizer with another")
+    begins = {"bos_token_id": before[0]} if before else {}
+    return ends | begins | {"add_bos_token": bool(before), "add_eos_token": bool(after)}

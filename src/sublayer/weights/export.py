@@ -1,0 +1,198 @@
+"""A checkpoint for others: from a folder or file that `load` reads to one that transformers or llama.cpp opens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ..errors import UsageError
+from ..files import replacing, replacing_folder
+from ..nn.sublayer import Model
+from ..recipes import to_hf
+from ..text import Tokenizer, load_tokenizer
+from ..text.chat import ChatTemplate
+from ..text.load import has_tokenizer
+from ..text.metadata import read_metadata
+from ..text.portable import portable
+from ..text.tokenizer import frame
+from .hub import local
+from .load import gguf_file, load, read_config, read_json, read_spec, stored_dtype
+from .save import Progress, save
+
+KINDS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f32"}
+
+# What a Hugging Face folder holds beside the weights, and what of its config.json no spec says: they go along as is.
+CARRIED = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt", "chat_template.jinja", "generation_config.json",
+    "preprocessor_config.json", "processor_config.json",
+)  # fmt: skip
+KEPT = (
+    "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "max_position_embeddings", "id2label",
+    "label2id", "problem_type",
+)  # fmt: skip
+# All that an export may replace.
+OURS = (*CARRIED, "config.json", "spec.json", "*.safetensors", "*.safetensors.index.json")
+
+
+def export(
+    source: Path | str,
+    out: Path | str,
+    *,
+    to: Literal["hf", "gguf"],
+    quantize: str | None = None,
+    dtype: torch.dtype | None = None,
+    shard_size: int | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+    note: Callable[[str], object] = lambda line: None,
+) -> None:
+    """Writes a checkpoint (a folder, a GGUF file, a name of the hub) as a folder of Hugging Face's or as a GGUF file.
+
+    The tokenizer and the chat template go along. Nothing is seen at out before all of it is written.
+    quantize: GGUF's type of the matrices, such as "q8_0". dtype: of the other values; None: as they are stored.
+    shard_size: of the folder's files of weights, in bytes. force: whether out may be replaced. note: told, in a line
+    each, what is not exported as it is.
+    Raises UsageError for an out that is there already, SpecError for a model and InputError for a tokenizer that the
+    format cannot express, naming the part, and WeightsError as `load` and `save` do.
+    """
+    source, out = local(source), Path(out)
+    if to not in ("hf", "gguf"):
+        raise UsageError(f'to={to!r}: "hf" or "gguf"')
+    if to == "hf" and quantize is not None:
+        raise UsageError(f"quantize={quantize!r}: for gguf; of weights as hf, dtype is what can be chosen")
+    if to == "gguf" and shard_size is not None:
+        raise UsageError("shard_size: for hf; a GGUF file is one")
+    spec, _ = read_spec(source)  # a path that holds no model is told as such
+    to_hf(spec)  # before any weight is loaded
+    _check_out(source, out, to, force)
+    if dtype is None:
+        dtype = stored_dtype(source)
+    if to == "hf":
+        _export_hf(source, out, dtype, shard_size, progress, note)
+    else:
+        _export_gguf(source, out, dtype, quantize, progress, note)
+
+
+def _check_out(source: Path, out: Path, to: str, force: bool) -> None:
+    if source.exists() and out.exists() and source.resolve() == out.resolve():
+        raise UsageError(f"{out}: is what is exported; choose another place")
+    if to == "gguf" and out.is_dir():
+        raise UsageError(f"{out}: is a folder; name the file, such as {out / 'model.gguf'}")
+    if to == "hf" and out.exists() and not out.is_dir():
+        raise UsageError(f"{out}: is a file; name a folder")
+    there = out.exists() and (to == "gguf" or any(out.iterdir()))
+    if there and not force:
+        raise UsageError(f"{out}: is there already; --force replaces it")
+    if there and to == "hf":
+        other = next((file for file in sorted(out.iterdir()) if not any(map(file.match, OURS)) or file.is_dir()), None)
+        if other is not None:
+            raise UsageError(f"{out}: holds {other.name}, which belongs to no checkpoint; it is not replaced")
+
+
+# --- hf ---
+
+
+def _export_hf(
+    source: Path, out: Path, dtype: torch.dtype, shard_size: int | None, progress: Progress | None, note: Any
+) -> None:
+    theirs = (source / "config.json").exists() and not (source / "spec.json").exists()
+    tokenizer = None if theirs else _tokenizer(source, note)
+    model = load(source, dtype=dtype)
+    with replacing_folder(out) as beside:
+        save(model, beside, layout="hf", shard_size=shard_size, progress=progress)
+        config = read_json(beside / "config.json")
+        given = {key: value for key, value in (read_config(source) or {}).items() if key in KEPT}
+        if theirs:
+            for name in CARRIED:
+                if (source / name).is_file():
+                    shutil.copyfile(source / name, beside / name)
+        elif tokenizer is not None:
+            given |= _write_tokenizer(tokenizer, source, beside, model.spec)
+        if "architectures" in config:
+            _write_json(beside / "config.json", config | given)
+
+
+def _write_tokenizer(tokenizer: Tokenizer, source: Path, folder: Path, spec: Model) -> dict[str, Any]:
+    """Writes the tokenizer's files; returns what config.json says of it."""
+    same = portable(tokenizer)
+    same.save(folder)
+    before, _ = frame(tokenizer)
+    bos = before[0] if len(before) == 1 else None
+    eos = list(tokenizer.eos)
+    ends: Any = eos if len(eos) > 1 else eos[0] if eos else None
+    ids = {"bos_token_id": bos, "eos_token_id": ends}
+    if bos is not None:
+        path = folder / "tokenizer_config.json"
+        named = same.name_of(bos)
+        _write_json(path, {"bos_token": named} | read_json(path))
+    template = _template(source)
+    if template is not None:
+        with replacing(folder / "chat_template.jinja") as path:
+            path.write_text(template, encoding="utf-8")
+    if spec.decoder is not None and spec.encoder is not None and eos:
+        ids["decoder_start_token_id"] = eos[0]  # with which a target begins in training
+    if spec.decoder is not None:
+        _write_json(folder / "generation_config.json", ids)
+    return ids
+
+
+# --- gguf ---
+
+
+def _export_gguf(
+    source: Path, out: Path, dtype: torch.dtype, quantize: str | None, progress: Progress | None, note: Any
+) -> None:
+    from .gguf.write import QUANTISED, write_gguf
+
+    kind = KINDS[dtype] if quantize is None else quantize.lower()
+    if quantize is not None and kind not in QUANTISED:
+        raise UsageError(f"quantize={quantize!r}: one of {', '.join(QUANTISED)}; f32, f16 and bf16 are chosen as dtype")
+    if dtype == torch.float64:
+        note("float64 is rounded to F32, the widest that llama.cpp reads")
+    spec, _ = read_spec(source)
+    about: dict[str, Any] = {"general.name": (source.parent if source.name == "model" else source).resolve().stem}
+    tokenizer = _tokenizer(source, note)
+    if tokenizer is not None:
+        from ..text.ggml_write import ggml_metadata
+
+        about |= ggml_metadata(tokenizer, spec.vocab or tokenizer.size, note)
+        template = _template(source)
+        about |= {} if template is None else {"tokenizer.chat_template": template}
+    else:
+        about["tokenizer.ggml.model"] = "none"
+    kept = {key: value for key, value in (read_config(source) or {}).items() if key == "max_position_embeddings"}
+    model = load(source, dtype=dtype)
+    plain = "f16" if kind in QUANTISED else kind
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_gguf(model, out, kind=kind, plain=plain, about=about, config=kept, progress=progress, note=note)
+
+
+# --- both ---
+
+
+def _tokenizer(source: Path, note: Callable[[str], object]) -> Tokenizer | None:
+    path = gguf_file(source) or source
+    if not has_tokenizer(path):
+        note(f"{path}: no tokenizer there, so none goes along")
+        return None
+    return load_tokenizer(path)
+
+
+def _template(source: Path) -> str | None:
+    file = gguf_file(source)
+    if file is not None:
+        found = read_metadata(file).get("tokenizer.chat_template")
+        return found if isinstance(found, str) else None
+    template = ChatTemplate.read(source)
+    return None if template is None else template.source
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    with replacing(path) as beside:
+        beside.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,147 @@
+"""GGUF files that we write: what the gguf package and llama.cpp find in them is what the model computes."""
+
+import warnings
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.quants import dequantize, quantize
+from transformers import T5Config, T5ForConditionalGeneration
+
+import sublayer
+from sublayer.errors import SpecError, UsageError, WeightsError
+from sublayer.nn.sublayer import ModelOp
+from sublayer.recipes import gpt2, llama
+from sublayer.recipes.difference import differences
+from sublayer.recipes.gpt2 import TINY as TINY_GPT2
+from sublayer.weights.gguf.write import KINDS, QUANTISED, TRAINING, write_gguf
+from tests.oracle import oracle, saved
+from tests.tiny import tiny
+from tests.weights.test_gguf import CASES, WITHOUT_WINDOW
+
+ROUNDED = {"mamba": "A_log", "mamba2": "A_log", "jamba": "A_log", "gemma": "vectors", "gemma2": "vectors",
+           "gemma3": "vectors"}  # fmt: skip
+"""What the format stores transformed, -exp or 1 + w: those come back to a rounding."""
+
+
+@pytest.mark.parametrize("name", WITHOUT_WINDOW)
+def test_what_is_written_reads_back_as_the_same_model(name: str, tmp_path: Path) -> None:
+    family, changes = CASES[name]
+    ours = sublayer.load(saved(oracle(family, **changes), tmp_path))
+    write_gguf(ours, tmp_path / "x.gguf")
+    _check_same(ours, sublayer.load(tmp_path / "x.gguf"), ROUNDED.get(name))
+
+
+def test_t5_reads_back_as_the_same_model(tmp_path: Path) -> None:
+    theirs = oracle(T5Config, made=T5ForConditionalGeneration, vocab_size=97, d_model=32, d_kv=8, d_ff=48, num_layers=2,
+                    num_decoder_layers=3, num_heads=4, relative_attention_num_buckets=8)  # fmt: skip
+    ours = sublayer.load(saved(theirs, tmp_path))
+    write_gguf(ours, tmp_path / "x.gguf")
+    _check_same(ours, sublayer.load(tmp_path / "x.gguf"), None)
+
+
+def _check_same(ours: ModelOp, again: ModelOp, rounded: str | None) -> None:
+    assert [one for one in differences(ours.spec, again.spec) if one.path.rpartition(".")[2] not in TRAINING] == []
+    found = dict(again.named_parameters())
+    assert found.keys() == dict(ours.named_parameters()).keys()
+    for name, value in ours.named_parameters():
+        if rounded is not None and (rounded in name or (rounded == "vectors" and value.dim() == 1)):
+            torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-7)
+        else:
+            assert torch.equal(found[name], value), name
+
+
+def _read(path: Path) -> dict[str, tuple[str, np.ndarray]]:
+    """By the gguf package: (type, values)."""
+    return {t.name: (t.tensor_type.name, t.data) for t in gguf.GGUFReader(path).tensors}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_matrices_are_of_the_type_asked_for_and_vectors_stay_exact(kind: str, tmp_path: Path) -> None:
+    """A width of whole blocks for every type. The blocks are those that the package makes of the values."""
+    model = llama(256, 1, 4, 2, hidden=256, vocab=40).build(seed=1)
+    write_gguf(model, tmp_path / "x.gguf", kind=kind)
+    found = _read(tmp_path / "x.gguf")
+    for name, ours in (("token_embd", "decoder.embed.tokens"), ("blk.0.attn_v", "decoder.blocks.0.attn.op.v")):
+        stored, data = found[f"{name}.weight"]
+        assert stored == kind.upper()
+        values = model.get_parameter(f"{ours}.weight").detach().numpy()
+        wanted = quantize(values, gguf.GGMLQuantizationType[stored])
+        assert np.array_equal(data.view(np.uint8).reshape(-1), wanted.view(np.uint8).reshape(-1))
+    kept = {stored for name, (stored, _) in found.items() if name.endswith("norm.weight")}
+    assert kept == {"F32"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that blocks are dequantised
+        again = sublayer.load(tmp_path / "x.gguf")
+    stored, data = found["output.weight"]
+    wanted = torch.from_numpy(dequantize(data, gguf.GGMLQuantizationType[stored]).copy())
+    assert torch.equal(again.get_parameter("head.weight"), wanted)
+
+
+def test_what_llama_cpp_reads_as_f32_only_stays_so(tmp_path: Path) -> None:
+    write_gguf(gpt2(**TINY_GPT2).build(), tmp_path / "x.gguf", kind="f16")
+    kinds = {name: stored for name, (stored, _) in _read(tmp_path / "x.gguf").items()}
+    assert kinds["token_embd.weight"] == kinds["blk.0.attn_qkv.weight"] == "F16"
+    assert {kinds[name] for name in ("position_embd.weight", "blk.0.attn_qkv.bias", "output_norm.weight")} == {"F32"}
+
+
+@pytest.mark.parametrize(("width", "group"), [(288, 256), (4304, 64)])
+def test_rows_that_are_no_whole_blocks_stay_as_they_are_and_it_is_said(width: int, group: int, tmp_path: Path) -> None:
+    """The sizes at which group quantisation fell over elsewhere; here the groups are of 32 values, and 256."""
+    model = llama(32, 1, 1, 1, hidden=width, vocab=20).build(seed=1)
+    told: list[str] = []
+    kind, block = ("tq1_0", 256) if group == 256 else ("q8_0", 32)
+    write_gguf(model, tmp_path / "x.gguf", kind=kind, note=told.append)
+    found = _read(tmp_path / "x.gguf")
+    assert (found["blk.0.ffn_down.weight"][0] == "F16") == bool(width % block)
+    assert all(f"no multiple of {block}" in line for line in told)
+    assert len(told) == 1
+
+
+def test_a_value_beyond_f16_is_refused_by_name_and_nothing_is_left(tmp_path: Path) -> None:
+    model = tiny().build()
+    with torch.no_grad():
+        model.get_parameter("decoder.blocks.1.ffn.op.down.weight")[0, 0] = 70000.0
+    with pytest.raises(WeightsError, match="blk.1.ffn_down.weight: holds 70000, beyond F16's 65504; use bf16"):
+        write_gguf(model, tmp_path / "x.gguf", kind="f16")
+    assert list(tmp_path.iterdir()) == []
+    write_gguf(model, tmp_path / "x.gguf", kind="bf16")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("decoder.blocks.*.attn.op.window=5", "MistralForCausalLM cannot be written as GGUF"),
+        ("decoder.blocks.*.ffn.op.activation=relu", "hidden_act='relu'"),
+        ("decoder.blocks.*.attn.op.softcap=30.0", "decoder.blocks.0.attn.op.softcap is None, not 30.0"),
+    ],
+)
+def test_what_the_format_cannot_express_is_refused_by_name(change: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=said):
+        write_gguf(tiny().override(change).build(), tmp_path / "x.gguf")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="quantize='q4_k': one of f32, f16, bf16, q8_0"):
+        write_gguf(tiny().build(), tmp_path / "x.gguf", kind="q4_k")
+
+
+def test_the_package_makes_every_kind_that_is_offered_and_no_other() -> None:
+    made = set()
+    for kind, (block, _) in gguf.constants.GGML_QUANT_SIZES.items():
+        try:
+            quantize(np.ones((1, block), np.float32), kind)
+        except (NotImplementedError, KeyError):
+            continue
+        made.add(kind.name.lower())
+    assert made - {"f32", "f16", "bf16"} == set(QUANTISED)
+
+
+def test_progress_ends_with_all_bytes(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    write_gguf(tiny().build(), tmp_path / "x.gguf", kind="q8_0", progress=lambda *now: told.append(now))
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1] == sum(data.nbytes for _, data in _read(tmp_path / "x.gguf").values())
