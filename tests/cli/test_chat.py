@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import sublayer.decoding
-from sublayer.cli import chat
 from sublayer.cli.main import main
+from sublayer.cli.terminal import harmless
 from sublayer.decoding import generate
 from sublayer.decoding.conversation import RunningText, Turns
 from sublayer.decoding.generate import Stream
@@ -246,7 +246,7 @@ def test_at_a_terminal_ctrl_c_clears_the_line_and_ctrl_d_ends(
     monkeypatch.setattr("builtins.input", read)
     monkeypatch.setattr(io, "StringIO", Terminal)
     code, out, err = run(plain, "", "--max-tokens", 6, "--seed", 5)
-    assert (code, out) == (0, chat._harmless(answers(plain, "So", seed=5, **OPTIONS)) + "\n")
+    assert (code, out) == (0, harmless(answers(plain, "So", seed=5, **OPTIONS)) + "\n")
     assert "Ctrl-D or /quit ends" in err
     assert "no command /nothing" in err
 
@@ -389,10 +389,7 @@ def test_an_answer_that_was_cut_says_so(turns: Path, run: Run) -> None:
 
 
 def test_what_a_model_writes_does_not_reach_into_the_terminal() -> None:
-    assert (
-        chat._harmless("a\x1b[2Jb\r\x07\u202ec\n\té👩\u200d🔬\u00a0")
-        == "a\\x1b[2Jb\\r\\x07\\u202ec\n\té👩\u200d🔬\u00a0"
-    )
+    assert harmless("a\x1b[2Jb\r\x07\u202ec\n\té👩\u200d🔬\u00a0") == "a\\x1b[2Jb\\r\\x07\\u202ec\n\té👩\u200d🔬\u00a0"
 
 
 def test_a_running_text_keeps_the_token_that_begins_it(tmp_path: Path) -> None:

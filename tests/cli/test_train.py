@@ -28,6 +28,9 @@ def test_a_folder_of_text_is_trained_on(notes: Path, capsys: pytest.CaptureFixtu
     assert "notes-model/model: " in said.out
     assert "bits per byte on held-out text" in said.out
     assert cli.main(["generate", "notes-model/model", "--prompt", "note", "--max-tokens", "2"]) == 0
+    assert "trained on" not in capsys.readouterr().err
+    assert cli.main(["generate", "notes-model/model", "--prompt", "note", "--max-tokens", "20"]) == 0
+    assert "row 0: up to 25 tokens, of a model trained on 16: it may lose the thread" in capsys.readouterr().err
     assert cli.main(["generate", "notes-model", "--prompt", "note"]) == 1
     assert "its result is notes-model/model" in capsys.readouterr().err
 
@@ -67,3 +70,13 @@ def test_a_start_that_failed_does_not_stand_in_the_way(notes: Path, capsys: pyte
     assert cli.main(["train", "notes", *QUICK, *large]) == 1
     assert "ask for" in capsys.readouterr().err
     assert cli.main(["train", "notes", *QUICK]) == 0
+
+
+@pytest.mark.parametrize(("start", "said"), [("nope", "nope: no such folder"), ("notes", "notes: neither spec.json")])
+def test_a_start_that_is_no_model_is_told_by_its_key(
+    start: str, said: str, notes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(Path().rglob("*"))
+    assert cli.main(["train", "notes", f"model.start={start}"]) == 2
+    assert f"sublayer: model.start: {said}" in capsys.readouterr().err
+    assert sorted(Path().rglob("*")) == before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import unicodedata
 from collections.abc import Callable
 from contextlib import closing, suppress
 from importlib import import_module
@@ -16,6 +15,7 @@ import typer
 from ..errors import InputError, SublayerError, UsageError, nearest
 from .generate import Dtype
 from .speed import Clock
+from .terminal import printable
 
 if TYPE_CHECKING:
     from ..decoding.conversation import Conversation
@@ -242,7 +242,7 @@ class Chat:
             with closing(events):
                 for event in events:
                     clock.count(len(event.ids))
-                    typer.echo(_harmless(event.text) if sys.stdout.isatty() else event.text, nl=False)
+                    typer.echo(printable(event.text), nl=False)
         except KeyboardInterrupt:
             stopped = True
         finally:
@@ -376,13 +376,6 @@ def _is_conversation(path: Path) -> bool:
 
 def _spelled(name: str) -> str:
     return name.replace("_", "-")
-
-
-def _harmless(text: str) -> str:
-    """Text that moves no cursor and hides nothing: what a model writes is not for the terminal to obey."""
-    kept = "\n\t\u200c\u200d"  # the last two join letters, in scripts and emoji
-    hidden = ("Cc", "Cf", "Cs")
-    return "".join(c if c in kept or unicodedata.category(c) not in hidden else ascii(c)[1:-1] for c in text)
 
 
 def _edit_lines() -> None:

@@ -12,6 +12,7 @@ import typer
 
 from .lines import Answers, Request, numbered, read_request, read_text
 from .speed import Clock, Progress
+from .terminal import printable
 
 if TYPE_CHECKING:
     from ..decoding import Generated, Options, Stream
@@ -126,7 +127,7 @@ class Job:
             with closing(events):
                 for event in events:
                     self._clock.count(len(event.ids))
-                    typer.echo(event.text, nl=False)
+                    typer.echo(printable(event.text), nl=False)
         finally:
             typer.echo()
             self._report(row.seed)
@@ -247,7 +248,7 @@ class _Shown:
         """Of an answer that was interrupted: a file has whole ones only."""
         if self._answers is None and found.ids:
             json_or_text = _json(self._requests[row], found) if self._as_json else None
-            typer.echo(json_or_text or _titled(row, found, several=self._several))
+            typer.echo(json_or_text or printable(_titled(row, found, several=self._several)))
 
 
 def _json(request: Request, found: "Generated") -> str:

@@ -14,12 +14,12 @@ from typing import Any
 
 from ..data.readers import measure
 from ..data.tokens import fingerprint
-from ..errors import UsageError
+from ..errors import SublayerError, UsageError
 from ..files import replacing
 from ..nn.sublayer import Model
 from ..text import Bytes, Characters, Tokenizer, Words, load_tokenizer
 from ..text.train import train_bpe
-from ..weights.load import read_json
+from ..weights.load import read_json, read_spec
 from . import checkpoint
 from .config import LOOSE, Run, free
 from .language import END
@@ -36,6 +36,11 @@ def look(run: Run, out: Path) -> None:
         for path in (paths,) if isinstance(paths, str) else paths:
             if Path(path).is_dir() and out.exists() and Path(path).samefile(out):
                 raise UsageError(f"out: {out} is the folder of the text; choose another")
+    if run.model.start is not None and not kept:
+        try:
+            read_spec(Path(run.model.start))
+        except SublayerError as error:
+            raise UsageError(f"model.start: {error}") from None
     if run.model.start is None and run.objective.reads not in ("images", "episodes"):  # which say how large they are
         _spec_for(run, {"vocab": run.tokenizer.vocab, "classes": 2}).empty(device="meta")  # they may still be others
 

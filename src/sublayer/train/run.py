@@ -35,7 +35,8 @@ from ..errors import SublayerError, UsageError, WeightsError
 from ..files import replacing
 from ..nn.sublayer import Model, ModelOp
 from ..weights import load, save
-from ..weights.load import load_into, read_json
+from ..weights.context import trained_length, write_trained_length
+from ..weights.load import load_into, read_json, read_spec
 from . import checkpoint
 from .average import Ema, average_into
 from .batch import Batch
@@ -409,6 +410,8 @@ class _Training:
             if self.feed.tokenizer is not None:
                 self.feed.tokenizer.save(self.out / "model")
             save(self.model, self.out / "model")
+            if self.feed.tokenizer is not None and self.feed.length is not None and self.model.encoder is None:
+                write_trained_length(self.out / "model", max(self.feed.length, _trained_before(run)))
             for name in ("labels.json", "bins.json"):
                 if (self.out / name).exists():
                     shutil.copyfile(self.out / name, self.out / "model" / name)
@@ -420,6 +423,14 @@ class _Training:
         with replacing(self.out / "result.json") as path:  # the last: with it, the run is over
             path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         return Result(self.out / "model", self.step, score, seconds)
+
+
+def _trained_before(run: Run) -> int:
+    """Tokens that the model which the run starts from was trained on at once; 0: none, or unknown."""
+    start = Path(run.model.start) if run.model.start is not None else None
+    if start is None or not start.exists():  # it may be gone since
+        return 0
+    return trained_length(start, read_spec(start)[0]) or 0
 
 
 def _model(run: Run, spec: Model, device: torch.device) -> ModelOp:

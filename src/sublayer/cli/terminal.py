@@ -1,0 +1,16 @@
+"""What a model writes, on a terminal."""
+
+import sys
+import unicodedata
+
+
+def printable(text: str) -> str:
+    """What goes to stdout: the text, and in a terminal, for which it may not be commands, its harmless form."""
+    return harmless(text) if sys.stdout.isatty() else text
+
+
+def harmless(text: str) -> str:
+    """Text that moves no cursor and hides nothing: what a model writes is not for the terminal to obey."""
+    kept = "\n\t\u200c\u200d"  # the last two join letters, in scripts and emoji
+    hidden = ("Cc", "Cf", "Cs")
+    return "".join(c if c in kept or unicodedata.category(c) not in hidden else ascii(c)[1:-1] for c in text)
