@@ -32,7 +32,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def traced_as_constant(function: Function) -> Function:
-    """Marks a function of Python values whose result a compiled graph keeps as a constant.
+    """Marks a function of Python values whose result a compiled graph keeps as a constant. What it reads of a spec, it
+    reads as the spec's method: torch 2.11 takes no spec for an argument.
 
     torch.compiler.assume_constant_result does the same, but imports the compiler: a second, where nothing is compiled.
     """

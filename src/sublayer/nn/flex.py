@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from ..errors import MaskError
-from .mask import Layout, Mask, both, visible
+from .mask import Layout, Mask, both, identity, visible
 from .reference import Options, refuse
 
 compiled: Any = torch.compile(flex_attention, dynamic=False)  # pyright: ignore[reportUnknownMemberType]
@@ -81,8 +81,8 @@ def _block_mask(mask: Mask, q: Tensor, M: int, *, sink: bool) -> BlockMask | Non
 
     if mask.layout is None:
         return make()[2]
-    prefix = mask.prefix if isinstance(mask.prefix, int) else id(mask.prefix)
-    key = ("flex", mask.causal, mask.window, mask.keep_first, prefix, id(allowed), B, heads, L, M, sink, q.device)
+    prefix = identity(mask.prefix)
+    key = ("flex", mask.causal, mask.window, mask.keep_first, prefix, identity(allowed), B, heads, L, M, sink, q.device)
     return mask.layout.remembered(key, make)[2]
 
 

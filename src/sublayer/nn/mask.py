@@ -155,9 +155,8 @@ class Mask:
         device = torch.device(device)
         if self.layout is None:
             return self._cells(L, M, device)
-        # Identities are safe in the key because the memo keeps the tensors alive.
-        prefix = self.prefix if isinstance(self.prefix, int) else id(self.prefix)
-        key = ("cells", self.causal, self.window, self.keep_first, prefix, id(self.allowed), L, M, device)
+        prefix, allowed = identity(self.prefix), identity(self.allowed)
+        key = ("cells", self.causal, self.window, self.keep_first, prefix, allowed, L, M, device)
         kept = self.layout.remembered(key, lambda: (self.prefix, self.allowed, self._cells(L, M, device)))
         return kept[2]
 
@@ -362,3 +361,8 @@ def _shorter(a: Tensor | int | None, b: Tensor | int | None) -> Tensor | int | N
         return torch.minimum(a, torch.as_tensor(b, device=a.device))
     assert isinstance(b, Tensor)
     return torch.minimum(b, torch.as_tensor(a, device=b.device))
+
+
+def identity(given: Tensor | int | None) -> int | None:
+    """What stands for a tensor in a key of a layout's memo, which keeps the tensor alive."""
+    return id(given) if isinstance(given, Tensor) else given

@@ -38,13 +38,20 @@ class Sinusoidal(Part):
     def build(self, dim: int, context: Context) -> SinusoidalOp:
         return SinusoidalOp(self, dim)
 
+    @traced_as_constant
+    def frequencies(self, dim: int) -> tuple[float, ...]:
+        """Of the sines, from the highest on: as many as fit, half the width rounded up."""
+        count = (dim + 1) // 2
+        steps = max(count - 1, 1) if self.reached else dim / 2
+        return tuple(self.theta ** (-i / steps) for i in range(count))
+
     def table(self, pos: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
         """pos: [..] integers. Returns [.., dim] in dtype; None: in fp64, as computed (on MPS fp32).
 
         Of an odd width the last sine has no cosine.
         """
         precise = torch.float32 if pos.device.type == "mps" else torch.float64  # MPS has no fp64
-        angles = pos.to(precise).unsqueeze(-1) * constant(_frequencies(self, index(dim)), pos, precise)
+        angles = pos.to(precise).unsqueeze(-1) * constant(self.frequencies(index(dim)), pos, precise)
         sines, cosines = angles.sin(), angles[..., : dim // 2].cos()
         if self.layout == "half":
             return torch.cat((sines, cosines), -1).to(dtype or precise)
@@ -146,9 +153,13 @@ class T5Buckets(Part):
     def build(self, dim: int, context: Context) -> T5BucketsOp:
         return T5BucketsOp(self, dim)
 
+    @traced_as_constant
+    def _of_distances(self) -> tuple[int, ...]:
+        return _t5_buckets(self)
+
     def bucket(self, relative: Tensor) -> Tensor:
         """The bucket of each distance (key minus query): integers [..] to int64 [..]."""
-        buckets = constant(_t5_buckets(self), relative, torch.int64)
+        buckets = constant(self._of_distances(), relative, torch.int64)
         return buckets[relative.clamp(-self.distance, self.distance) + self.distance]
 
 
@@ -277,20 +288,8 @@ def _distances(q_pos: Tensor, k_pos: Tensor) -> Tensor:
     return k_pos.unsqueeze(-2) - q_pos.unsqueeze(-1)
 
 
-@traced_as_constant
-def _frequencies(spec: Sinusoidal, dim: int) -> tuple[float, ...]:
-    count = (dim + 1) // 2
-    steps = max(count - 1, 1) if spec.reached else dim / 2
-    return tuple(spec.theta ** (-i / steps) for i in range(count))
-
-
-@traced_as_constant
-def _t5_buckets(spec: T5Buckets) -> tuple[int, ...]:
-    return _computed_t5_buckets(spec)
-
-
 @lru_cache
-def _computed_t5_buckets(spec: T5Buckets) -> tuple[int, ...]:
+def _t5_buckets(spec: T5Buckets) -> tuple[int, ...]:
     """Buckets of the distances -distance … distance.
 
     Beyond `own` distances with a bucket each, bucket own + j begins at own · (distance / own)^(j / more): compared in

@@ -66,6 +66,7 @@ class Rope(Spec):
             self.scaling.fit(size)
         return size
 
+    @traced_as_constant
     def frequencies(self, head_size: int) -> tuple[float, ...]:
         """R/2 angles per position; of a dynamic scaling those of a document within the trained length."""
         return _frequencies(self, head_size)
@@ -82,7 +83,7 @@ class Rope(Spec):
         """
         dtype = torch.float64 if dtype == torch.float64 else torch.float32
         head_size = index(head_size)  # one number for a compiler too, that has taken it for a changing one
-        frequencies = constant(_frequencies(self, head_size), pos, dtype)
+        frequencies = constant(self.frequencies(head_size), pos, dtype)
         if self.scaling is not None and self.dynamic:
             if lengths is None:
                 raise InputError(f"{type(self.scaling).__name__} needs lengths, the length of each token's document")
@@ -165,13 +166,8 @@ def repair(rows: Tensor, head_size: int, size: int | None = None, *, to: Pairing
     return rows.reshape(-1, head_size, *rows.shape[1:]).index_select(1, order).reshape(rows.shape)
 
 
-@traced_as_constant
-def _frequencies(rope: Rope, head_size: int) -> tuple[float, ...]:
-    return _computed_frequencies(rope, head_size)
-
-
 @lru_cache(maxsize=1024)
-def _computed_frequencies(rope: Rope, head_size: int) -> tuple[float, ...]:
+def _frequencies(rope: Rope, head_size: int) -> tuple[float, ...]:
     size = rope.rotated(head_size)
     scaling = rope.scaling
     return tuple(geometric(rope.theta, size) if scaling is None else scaling.frequencies(rope.theta, size))

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .mask import Layout, Mask, Span, plain, visible
+from .mask import Layout, Mask, Span, identity, plain, visible
 from .reference import Options, refuse
 
 FEW = 32  # up to so many queries against more keys, a mask of a few rows is cheaper than one call a row of the batch
@@ -258,7 +258,7 @@ def _scores(bias: Tensor, seen: Tensor | None, layout: Layout | None, dtype: tor
     def join() -> tuple[Tensor, Tensor, Tensor]:
         return bias, seen, torch.where(seen, bias.to(dtype), -torch.inf)
 
-    kept = join() if layout is None else layout.remembered(("scores", id(bias), id(seen), dtype), join)
+    kept = join() if layout is None else layout.remembered(("scores", identity(bias), identity(seen), dtype), join)
     return kept[2]
 
 
