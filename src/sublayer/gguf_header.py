@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import WeightsError
+from .files import open_regular
 
 # Value types by number: struct's letter for it.
 SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
@@ -60,7 +61,7 @@ def read_header(path: Path | str, *, tensors: bool = True) -> Header:
     """
     path = Path(path)
     try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             reader = _Reader(path, data)
             count, metadata = reader.metadata()
             return Header(path, metadata, reader.tensors(count, metadata) if tensors else {})

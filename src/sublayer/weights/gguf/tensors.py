@@ -12,7 +12,7 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from ...errors import WeightsError
-from ...files import mapped
+from ...files import mapped, open_regular
 from ...gguf_header import Header
 
 CHUNK = 1 << 17  # values dequantised at once: with all it takes, that fits a processor's cache
@@ -21,11 +21,8 @@ PLAIN = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
 }  # fmt: skip
-UNREADABLE = (
-    "Q8_1",
-    "Q8_K",
-    "Q1_0",
-)  # made within ggml's products of matrices; the gguf package cannot dequantise them
+UNREADABLE = ("Q8_1", "Q8_K", "Q1_0")  # of ggml's inner workings, but the last, which is new
+"""What the gguf package cannot dequantise."""
 
 
 class Tensors:
@@ -41,7 +38,7 @@ class Tensors:
                     f"{header.path}: tensor {name} at byte {place.offset}: {place.kind} cannot be dequantised"
                 )
         try:
-            with open(header.path, "rb") as file:
+            with open_regular(header.path) as file:
                 # Private pages, for torch warns of memory that it may not write to; none is written.
                 self._data = mapped(file)
         except (OSError, ValueError) as error:
