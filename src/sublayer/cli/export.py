@@ -34,7 +34,7 @@ def command(
 
     import torch
 
-    from ..weights.export import export
+    from ..weights.exports import export
 
     export(
         model, out, to=to, quantize=quantize, dtype=getattr(torch, dtype) if dtype else None, shard_size=shard,
