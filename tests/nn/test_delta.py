@@ -16,9 +16,9 @@ from sublayer.nn.embed import Embed
 from sublayer.nn.sublayer import Block, Model, ModelOp, Sublayer, Trunk
 from sublayer.state import State
 from sublayer.step import Shared, Step, document_starts
-from tests.oracle import close
+from tests.nn.recurrence import V, check_documents, check_state, ids, same_with_gradients
 
-V, D = 31, 12
+D = 12
 
 
 def model(**options: Any) -> ModelOp:
@@ -69,18 +69,6 @@ def written(built: ModelOp, ids: Tensor) -> Tensor:
     return torch.stack(rows) @ rule.out.weight.T
 
 
-def ids(length: int, seed: int = 0) -> Tensor:
-    return torch.randint(V, (length,), generator=torch.Generator().manual_seed(seed))
-
-
-def same_with_gradients(found: Tensor, expected: Tensor, built: ModelOp) -> None:
-    close(found, expected)
-    names, parameters = zip(*built.named_parameters(), strict=True)
-    gradients = [torch.autograd.grad(result.square().sum(), parameters) for result in (found, expected)]
-    for name, one, other in zip(names, *gradients, strict=True):
-        close(one, other, name)
-
-
 @pytest.mark.parametrize("length", [2, 7, 64, 100])
 def test_it_is_the_written_recurrence(length: int) -> None:
     built = model()
@@ -89,26 +77,12 @@ def test_it_is_the_written_recurrence(length: int) -> None:
 
 def test_documents_of_a_row_are_remembered_alone_over_the_edges_of_chunks(monkeypatch) -> None:
     monkeypatch.setattr(delta, "CHUNK", 4)
-    lengths = (3, 1, 9, 4, 8, 2)  # ends inside chunks, at their edges, and one document over three of them
-    built, tokens = model(), ids(30)
-    segment = torch.cat([torch.full((n,), i % 3 + 1) for i, n in enumerate(lengths)])
-    segment = torch.cat([segment[:7], torch.zeros(2, dtype=torch.long), segment[7:], torch.zeros(1, dtype=torch.long)])
-    expected = torch.cat([written(built, document) for document in tokens[:27].split(lengths)])
-    padded = torch.cat([tokens[:7], torch.ones(2, dtype=torch.long), tokens[7:27], torch.ones(1, dtype=torch.long)])
-    found = built(padded[None], Step(segment=segment[None]))[0][segment != 0]
-    same_with_gradients(found, expected, built)
+    check_documents(model(), written)
 
 
 def test_a_state_carries_on_over_chunks_steps_and_documents(monkeypatch) -> None:
     monkeypatch.setattr(delta, "CHUNK", 4)
-    built, a, b = model(), ids(23), ids(9, 1)
-    state = State.allocate(built, 1, 40)
-    with torch.no_grad():
-        parts = [built(a[None, start:stop], Step(), state) for start, stop in ((0, 6), (6, 7), (7, 16), (16, 19))]
-        both = torch.cat([a[19:], b[:6]])[None]
-        parts.append(built(both, Step(segment=torch.tensor([[1] * 4 + [2] * 6])), state))
-        parts.append(built(b[None, 6:], Step(), state))
-        close(torch.cat(parts, 1)[0], torch.cat([written(built, a), written(built, b)]))
+    check_state(model(), written)
 
 
 def test_a_document_that_fades_at_once_costs_its_neighbours_no_digits() -> None:

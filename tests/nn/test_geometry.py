@@ -70,7 +70,7 @@ def test_a_memory_that_does_not_fit_is_one_line() -> None:
 def test_what_attention_alone_reads_is_refused_without_it(name: str) -> None:
     model = Model(16, Trunk(Embed(16), (Block((pre_norm("mixer", Recurrent("gru"), RMSNorm()),)),))).build()
     with pytest.raises(InputError, match=f"Step.{name}: nothing in this model reads it"):
-        model(IDS, Step(**{name: torch.zeros(2)}))
+        model(IDS, Step().replace(**{name: torch.zeros(2)}))
 
 
 def test_a_score_bias_of_the_caller_is_added_to_the_trunks() -> None:

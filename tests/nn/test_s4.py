@@ -15,10 +15,11 @@ from sublayer.nn.s4 import S4, S4Op, System, hippo_legs, s4d
 from sublayer.nn.sublayer import Block, Model, ModelOp, Sublayer, Trunk
 from sublayer.state import State
 from sublayer.step import Step
+from tests.nn.recurrence import V, check_documents, check_state, ids, same_with_gradients
 from tests.nn.state_space import continuous, discrete, written
 from tests.oracle import close
 
-V, D = 31, 5
+D = 5
 FORMS = (
     {},
     {"structure": "diagonal"},
@@ -47,18 +48,6 @@ def expected(built: ModelOp, ids: Tensor) -> Tensor:
     return written(op(built), built.get_parameter("decoder.embed.tokens.weight")[ids])
 
 
-def ids(length: int, seed: int = 0) -> Tensor:
-    return torch.randint(V, (length,), generator=torch.Generator().manual_seed(seed))
-
-
-def same_with_gradients(found: Tensor, wanted: Tensor, built: ModelOp) -> None:
-    close(found, wanted)
-    names, parameters = zip(*built.named_parameters(), strict=True)
-    gradients = [torch.autograd.grad(result.square().sum(), parameters) for result in (found, wanted)]
-    for name, one, other in zip(names, *gradients, strict=True):
-        close(one, other, name)
-
-
 @pytest.mark.parametrize("options", FORMS, ids=str)
 @pytest.mark.parametrize("length", [1, 2, 17, 130])
 def test_the_convolution_is_the_dense_recurrence(length: int, options: dict) -> None:
@@ -71,27 +60,13 @@ def test_the_convolution_is_the_dense_recurrence(length: int, options: dict) -> 
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
 def test_documents_of_a_row_are_convolved_alone(options: dict) -> None:
-    lengths = (3, 1, 9, 4, 8, 2)
-    built, tokens = model(**options), ids(27)
-    segment = torch.cat([torch.full((n,), i % 3 + 1) for i, n in enumerate(lengths)])
-    gap, end = torch.zeros(2, dtype=torch.long), torch.zeros(1, dtype=torch.long)
-    segment, padded = (torch.cat([x[:7], gap, x[7:], end]) for x in (segment, tokens))
-    found = built(padded[None], Step(segment=segment[None]))[0][segment != 0]
-    wanted = torch.cat([expected(built, document) for document in tokens.split(lengths)])
-    same_with_gradients(found, wanted, built)
+    check_documents(model(**options), expected)
 
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
 def test_a_state_carries_on_over_blocks_steps_and_documents(options: dict, monkeypatch) -> None:
     monkeypatch.setattr(s4, "BLOCK", 4)
-    built, a, b = model(**options), ids(23), ids(9, 1)
-    state = State.allocate(built, 1, 40)
-    with torch.no_grad():
-        parts = [built(a[None, start:stop], Step(), state) for start, stop in ((0, 6), (6, 7), (7, 16), (16, 19))]
-        both = torch.cat([a[19:], b[:6]])[None]
-        parts.append(built(both, Step(segment=torch.tensor([[1] * 4 + [2] * 6])), state))
-        parts.append(built(b[None, 6:], Step(), state))
-        close(torch.cat(parts, 1)[0], torch.cat([expected(built, a), expected(built, b)]))
+    check_state(model(**options), expected)
 
 
 @pytest.mark.parametrize(
