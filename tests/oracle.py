@@ -326,6 +326,15 @@ def check_geometry(family: type, folder: Path, **changes: Any) -> None:
     compare(theirs, ours, folder, ids, Step(segment=PACKED), **packed)
 
 
+def check_base(family: type, folder: Path, ids: Tensor, **changes: Any) -> None:
+    """The base class, which has no head, answers their hidden vectors."""
+    theirs = oracle(family, base=True, **changes)
+    ours = sublayer.load(saved(theirs, folder), dtype=torch.float64)
+    with raised():
+        expected = theirs(ids, use_cache=False).last_hidden_state
+    close(ours(ids), expected)
+
+
 def check_export(family: type, folder: Path, **changes: Any) -> None:
     """Import → export → import is exact to the bit, and transformers reads the export as the same function."""
     ids = torch.randint(97, (2, 12), generator=torch.Generator().manual_seed(3))

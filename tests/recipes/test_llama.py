@@ -12,7 +12,7 @@ from sublayer.nn.rope import Rope
 from sublayer.nn.rope_scaling import DynamicNtk, Linear, Llama3, LongRope, Scaling, Yarn
 from sublayer.recipes import from_hf, to_hf
 from sublayer.step import Step
-from tests.oracle import check_export, check_geometry, check_parity, close, compare, oracle, raised, saved
+from tests.oracle import check_base, check_export, check_geometry, check_parity, close, compare, oracle, raised, saved
 from tests.tiny import tiny
 
 IDS = torch.randint(97, (2, 12), generator=torch.Generator().manual_seed(1))
@@ -174,11 +174,7 @@ def test_export_is_exact_and_read_by_transformers(family: type, changes: dict, t
 
 @pytest.mark.parametrize("family", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])
 def test_base_class_gives_their_hidden_vectors(family: type, tmp_path) -> None:
-    theirs = oracle(family, base=True)
-    ours = sublayer.load(saved(theirs, tmp_path), dtype=torch.float64)
-    with raised():
-        expected = theirs(IDS, use_cache=False).last_hidden_state
-    close(ours(IDS), expected)
+    check_base(family, tmp_path, IDS)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,18 @@ from sublayer.errors import SpecError
 from sublayer.recipes import from_hf, mixtral, to_hf
 from sublayer.recipes.mixtral import TINY
 from sublayer.step import Step
-from tests.oracle import PADDED, check_export, check_geometry, check_parity, close, oracle, positions, raised, saved
+from tests.oracle import (
+    PADDED,
+    check_base,
+    check_export,
+    check_geometry,
+    check_parity,
+    close,
+    oracle,
+    positions,
+    raised,
+    saved,
+)
 
 IDS = torch.randint(97, (2, 12), generator=torch.Generator().manual_seed(1))
 
@@ -87,11 +98,7 @@ def test_export_is_exact_and_read_by_transformers(changes: dict, tmp_path) -> No
 
 
 def test_base_class_gives_their_hidden_vectors(tmp_path) -> None:
-    theirs = oracle(MixtralConfig, base=True)
-    ours = sublayer.load(saved(theirs, tmp_path), dtype=torch.float64)
-    with raised():
-        expected = theirs(IDS, use_cache=False).last_hidden_state
-    close(ours(IDS), expected)
+    check_base(MixtralConfig, tmp_path, IDS)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,19 @@ from sublayer.errors import SpecError
 from sublayer.recipes import from_hf, qwen3_next, to_hf
 from sublayer.recipes.qwen3_next import TINY
 from sublayer.step import Step
-from tests.oracle import PACKED, PADDED, check_export, check_parity, close, compare, oracle, positions, raised, saved
+from tests.oracle import (
+    PACKED,
+    PADDED,
+    check_base,
+    check_export,
+    check_parity,
+    close,
+    compare,
+    oracle,
+    positions,
+    raised,
+    saved,
+)
 
 IDS = torch.randint(97, (2, 12), generator=torch.Generator().manual_seed(1))
 DELTA, ATTENTION = "linear_attention", "full_attention"
@@ -87,10 +99,7 @@ def test_their_predictor_of_further_tokens_is_left_out(tmp_path) -> None:
 
 
 def test_base_class_gives_their_hidden_vectors(tmp_path) -> None:
-    theirs = oracle(Qwen3NextConfig, base=True)
-    ours = sublayer.load(saved(theirs, tmp_path), dtype=torch.float64)
-    with raised():
-        close(ours(IDS), theirs(IDS, use_cache=False).last_hidden_state)
+    check_base(Qwen3NextConfig, tmp_path, IDS)
 
 
 @pytest.mark.parametrize(

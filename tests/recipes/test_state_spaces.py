@@ -15,7 +15,7 @@ from sublayer.nn.ssd import CHUNK
 from sublayer.recipes import family, from_hf, jamba, mamba, to_hf
 from sublayer.state import State
 from sublayer.step import Step
-from tests.oracle import PADDED, check_export, check_parity, close, oracle, positions, raised, saved
+from tests.oracle import PADDED, check_base, check_export, check_parity, close, oracle, positions, raised, saved
 
 IDS = torch.randint(97, (2, 12), generator=torch.Generator().manual_seed(1))
 ROTATED = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}
@@ -146,8 +146,8 @@ def config(name: str, **changes: object) -> dict[str, Any]:
     return {"architectures": [next(iter(family(name).HF))], "model_type": name} | LINES[name].small | changes
 
 
-def theirs_of(name: str, base: bool = False, **changes: Any) -> PreTrainedModel:
-    return oracle(LINES[name].config, base=base, **LINES[name].small | changes)
+def theirs_of(name: str, **changes: Any) -> PreTrainedModel:
+    return oracle(LINES[name].config, **LINES[name].small | changes)
 
 
 def each(field: str) -> list[Any]:
@@ -211,11 +211,7 @@ def test_export_is_exact_and_read_by_transformers(name: str, changes: dict, tmp_
 
 @pytest.mark.parametrize("name", LINES)
 def test_base_class_gives_their_hidden_vectors(name: str, tmp_path: Path) -> None:
-    theirs = theirs_of(name, base=True)
-    ours = sublayer.load(saved(theirs, tmp_path), dtype=torch.float64)
-    with raised():
-        expected = theirs(IDS, use_cache=False).last_hidden_state
-    close(ours(IDS), expected)
+    check_base(LINES[name].config, tmp_path, IDS, **LINES[name].small)
 
 
 @pytest.mark.parametrize(("name", "changes"), each("specs"), ids=str)
