@@ -9,27 +9,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 import torch
 import xllamacpp
 from torch import Tensor
 
+library: Any = xllamacpp  # compiled, without types
+
 
 class LlamaCpp:
     """A model of a GGUF file, with a cache of 32-bit numbers."""
 
     def __init__(self, path: Path, length: int = 256) -> None:
-        asked = xllamacpp.CommonParams()
+        asked = library.CommonParams()
         asked.model.path = str(path)
         asked.n_ctx = length
         asked.n_parallel = 1
         asked.warmup = False
         asked.cpuparams.n_threads = 1
-        asked.cache_type_k = asked.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-        asked.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        asked.cache_type_k = asked.cache_type_v = library.ggml_type.GGML_TYPE_F32
+        asked.flash_attn_type = library.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         with _quiet():
-            self._server = xllamacpp.Server(asked)
+            self._server = library.Server(asked)
         self._line = HTTPConnection(self._server.listening_address.removeprefix("http://"))
 
     def encode(self, text: str) -> list[int]:
