@@ -14,7 +14,7 @@ import sublayer
 
 ROOT = Path(__file__).parent.parent
 
-PACKAGES = ["decoding", "inspect", "nn", "recipes", "text", "train", "weights"]
+PACKAGES = ["decoding", "eval", "inspect", "nn", "recipes", "text", "train", "weights"]
 PUBLIC = ["Model", "Spec", "State", "Step", "attend", "load", "save", *PACKAGES]
 
 # An absolute path into one machine: one of these folders at the root, not a part of a longer path or of an address.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sublayer.errors import nearest
 
 if TYPE_CHECKING:
-    from sublayer import decoding, inspect, nn, recipes, text, train, weights
+    from sublayer import decoding, eval, inspect, nn, recipes, text, train, weights
     from sublayer.nn.attend import attend
     from sublayer.nn.sublayer import Model
     from sublayer.spec import Spec
@@ -27,6 +27,7 @@ __all__ = [
     "Step",
     "attend",
     "decoding",
+    "eval",
     "inspect",
     "load",
     "nn",

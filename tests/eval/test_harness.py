@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import sublayer
 from sublayer.errors import UsageError
@@ -119,6 +120,34 @@ def test_answers_are_the_same(ours: Any, theirs: Any, options: dict[str, Any]) -
     asked = requests("generate_until", [(context, dict(options)) for context in contexts])
     found, expected = (model.generate_until(asked, disable_tqdm=True) for model in (ours, theirs))
     assert found == expected
+
+
+def test_drawn_answers_repeat_with_the_seed_and_differ_between_requests(ours: Any) -> None:
+    options = {"do_sample": True, "temperature": 1.5, "top_p": 0.95, "max_gen_toks": 12}
+    asked = requests("generate_until", [("the cat", options)] * 3)
+
+    def drawn(seed: int) -> list[str]:
+        torch.manual_seed(seed)
+        return ours.generate_until(asked, disable_tqdm=True)
+
+    assert drawn(5) == drawn(5) != drawn(7)
+    assert len(set(drawn(5))) == 3
+
+
+def test_chat_templates_give_the_same_prompts(folder: Path, ours: Any, theirs: Any) -> None:
+    template = (
+        "{% for m in messages %}<|end|>{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|end|>assistant: {% endif %}"
+    )
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+    theirs.tokenizer.chat_template = template
+    assert ours.chat_template(True) == theirs.chat_template(True)
+    turns = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat on"}]
+    for messages, answer in ((turns[:1], True), (turns, False)):
+        found, expected = (model.apply_chat_template(messages, answer) for model in (ours, theirs))
+        assert found == expected
+        assert ours.tok_encode(found) == theirs.tok_encode(found)
 
 
 def test_what_a_request_cannot_mean_is_refused(ours: Any) -> None:
