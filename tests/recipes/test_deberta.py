@@ -15,6 +15,7 @@ from sublayer.nn.sublayer import Model
 from sublayer.recipes import from_hf, model, to_hf
 from sublayer.recipes.deberta import TINY, V1, Disentangled, deberta
 from sublayer.step import Step
+from tests.case import roughen
 from tests.encoders import IDS, RIGHT, TYPES, answer, check_head, check_heads_export
 from tests.oracle import PADDED, check_parity, close, oracle, saved
 
@@ -192,3 +193,13 @@ def test_the_table_is_counted_once() -> None:
         512,
         768,
     )
+
+
+def test_padding_inside_a_document_is_as_if_it_were_not_there() -> None:
+    built = tiny(kernel=5).build(dtype=torch.float64).eval()
+    roughen(built)
+    segment = torch.tensor([[1] * 4 + [0] * 3 + [1] * 5, [0] + [1] * 5 + [2] * 2 + [0] + [2] * 3])
+    found = built(IDS, Step(segment=segment))
+    for row, ids, number in zip(found, IDS, segment, strict=True):
+        for document in number[number != 0].unique():
+            close(row[number == document], built(ids[number == document][None])[0])

@@ -140,6 +140,23 @@ def shifted_back(known: Tensor, begin: Tensor | None, back: int, length: int) ->
     return moved if begin is None else moved.masked_fill(_hidden(begin, back), 0)
 
 
+def neighbour(known: Tensor, x: Tensor, row: Gathered | None, spot: int) -> Tensor:
+    """[B, L, C]: the input `spot` places on of gathered rows x, 0 where that is outside of the document.
+
+    known: x behind what came before it, which those `spot`s below 0 may reach.
+    """
+    length = x.shape[1]
+    if spot <= 0:
+        return shifted_back(known, None if row is None else row.begin, -spot, length)
+    ahead = F.pad(x[:, spot:], (0, 0, 0, min(spot, length)))
+    if row is None:
+        return ahead
+    places = torch.arange(length, device=x.device) + spot
+    later = F.pad(row.begin[:, spot:], (0, min(spot, length)))
+    inside = (later == row.begin) & (places < row.count[:, None])
+    return torch.where(inside[..., None], ahead, 0)
+
+
 def _hidden(begin: Tensor, back: int) -> Tensor:
     places = torch.arange(begin.shape[1], device=begin.device)
     return (places - back < begin)[..., None]

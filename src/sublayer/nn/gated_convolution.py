@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..errors import StateError
 from ..state import Leaf, PerSlot, State
 from ..step import Step
-from .convolution import Gathered, shifted_back
+from .convolution import Gathered, neighbour
 from .initialise import Init, normal
 from .op import Context, Growth, Op, Part
 from .scan import keep, resume
@@ -87,25 +87,11 @@ class GatedConvolutionOp(Op):
             x = row.gathered(x)
         past = x.new_zeros(len(x), self.before, x.shape[2]) if state is None else resume(self.leaves, x, step, state)[0]
         known = torch.cat([past, x], 1)
-        begin = None if row is None else row.begin
         spots = range(-self.before, self.after + 1, self.spec.dilation)
-        taps = [self._tap(known, x, row, begin, spot) for spot in spots]
+        taps = [neighbour(known, x, row, spot) for spot in spots]
         a, b = F.linear(torch.cat(taps, -1), self.weight, self.bias).chunk(2, -1)
         y = a * torch.sigmoid(b)
         if state is not None:
             newest = known[:, -self.before :] if row is None else row.newest(known, self.before)
             keep(self.leaves, (newest,), step, state)
         return y if row is None else row.scattered(y)
-
-    def _tap(self, known: Tensor, x: Tensor, row: Gathered | None, begin: Tensor | None, spot: int) -> Tensor:
-        """[B, L, D]: the input `spot` places on, 0 where that is outside of the document."""
-        length = x.shape[1]
-        if spot <= 0:
-            return shifted_back(known, begin, -spot, length)
-        ahead = F.pad(x[:, spot:], (0, 0, 0, min(spot, length)))
-        if row is None:
-            return ahead
-        places = torch.arange(length, device=x.device) + spot
-        later = F.pad(row.begin[:, spot:], (0, min(spot, length)))
-        inside = (later == row.begin) & (places < row.count[:, None])
-        return torch.where(inside[..., None], ahead, 0)

@@ -23,6 +23,7 @@ from ..errors import SpecError
 from ..names import Row, interleaved, rows
 from ..nn.attention import Attention, AttentionOp, positions
 from ..nn.constant import constant, traced_as_constant
+from ..nn.convolution import Gathered, neighbour
 from ..nn.embed import Embed, EmbedOp
 from ..nn.feed_forward import ACTIVATIONS as ACTS
 from ..nn.feed_forward import Activation, FeedForward
@@ -203,8 +204,8 @@ class ConvolvedBlockOp(BlockOp):
 
 
 class Neighbours(Op):
-    """[B, L, D] → [B, L, D]: a convolution over each document, which sees zeros beyond its ends. The weight is
-    [D, D, K], as Conv1d's."""
+    """[B, L, D] → [B, L, D]: a convolution over each document, which sees zeros beyond its ends and skips padding. The
+    weight is [D, D, K], as Conv1d's."""
 
     matrices = ("weight",)
 
@@ -221,12 +222,11 @@ class Neighbours(Op):
         reach = self.weight.shape[2] // 2
         if step.segment is None:
             return F.conv1d(x.mT, self.weight, self.bias, padding=reach).mT
-        y, L = self.bias.expand_as(x), x.shape[1]
-        wide, segment = F.pad(x, (0, 0, reach, reach)), F.pad(step.segment, (reach, reach))
-        for tap, weight in enumerate(self.weight.unbind(2)):
-            own = (segment[:, tap : tap + L] == step.segment) & (step.segment != 0)
-            y = y + F.linear(wide[:, tap : tap + L].masked_fill(~own[:, :, None], 0), weight)
-        return y
+        row = Gathered.read(step, step.segment, reach)
+        x = row.gathered(x)
+        known = F.pad(x, (0, 0, reach, 0))
+        taps = [neighbour(known, x, row, spot) for spot in range(-reach, reach + 1)]
+        return row.scattered(F.linear(torch.cat(taps, -1), self.weight.transpose(1, 2).flatten(1), self.bias))
 
 
 def deberta(
