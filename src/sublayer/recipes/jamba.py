@@ -203,11 +203,15 @@ def to_hf(model: Model) -> dict[str, Any]:
 
 def period_of(chosen: Sequence[bool]) -> Every:
     """The shortest period, and the offset, that choose these layers."""
-    places = [(period, offset) for period in range(1, len(chosen) + 2) for offset in range(period)]
-    fits = [every for every in places if [i % every[0] == every[1] for i in range(len(chosen))] == list(chosen)]
-    if not fits:
+    layers, places = len(chosen), [i for i, one in enumerate(chosen) if one]
+    if len(places) > 1:
+        period = places[1] - places[0]
+    else:
+        period = max(places[0] + 1, layers - places[0]) if places else layers + 1
+    offset = places[0] % period if places else layers
+    if [i % period == offset for i in range(layers)] != list(chosen):
         raise SpecError("jamba: the layers with attention or experts follow no period")
-    return fits[0]
+    return period, offset
 
 
 HF = {"JambaForCausalLM": from_hf, "JambaModel": without_head(from_hf)}

@@ -168,6 +168,8 @@ def _read_gguf(source: Source) -> tuple[Architecture, dict[str, Any], Model, Any
         spec, family = from_hf(config)
     except SpecError as error:
         raise SpecError(f"{source.path}: {error}") from None
+    except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError) as error:  # as recipes.from_hf has it
+        raise SpecError(f"{source.path}: its metadata hold a value of the wrong type: {error}") from None
     return table, config, spec.replace(head=None, tied=False) if table.headless else spec, family
 
 

@@ -50,7 +50,7 @@ def _windows(period: int) -> Entry:
         return ["full_attention" if every and i % every == 0 else "sliding_attention" for i in range(1, layers + 1)]
 
     def read(source: Source) -> dict[str, Any]:
-        layers = source.count("block_count")
+        layers = source.layers()
         every = source("attention.sliding_window_pattern", period)
         if isinstance(every, list):  # one for each layer: whether it sees a window only
             listed = ["sliding_attention" if one else "full_attention" for one in every]

@@ -98,7 +98,7 @@ def _windows() -> Entry:
 
     def read(source: Source) -> dict[str, Any]:
         window = source.count("attention.sliding_window")
-        return {"sliding_window": window, "layer_types": kinds(source.count("block_count"))}
+        return {"sliding_window": window, "layer_types": kinds(source.layers())}
 
     def write(config: Config) -> dict[str, Any]:
         if config["layer_types"] != kinds(len(config["layer_types"])):

@@ -109,7 +109,7 @@ def _attention_layers() -> Entry:
     """Layers with attention have keys, the others none."""
 
     def read(source: Source) -> dict[str, Any]:
-        layers, kv_heads = source.count("block_count"), source("attention.head_count_kv")
+        layers, kv_heads = source.layers(), source("attention.head_count_kv")
         if not isinstance(kv_heads, list) or len(kv_heads) != layers:
             raise SpecError(f"{source.name}.attention.head_count_kv does not say of each of {layers} layers how many")
         period, offset = period_of([count > 0 for count in kv_heads])
@@ -133,7 +133,7 @@ def _expert_layers() -> Entry:
     """Layers with experts have a router, which only the tensors show."""
 
     def read(source: Source) -> dict[str, Any]:
-        routed = [source.has(f"blk.{i}.ffn_gate_inp.weight") for i in range(min(source.count("block_count"), 10_000))]
+        routed = [source.has(f"blk.{i}.ffn_gate_inp.weight") for i in range(source.layers())]
         period, offset = period_of(routed)
         count = source.count("expert_count")
         if count > MAX_EXPERTS:

@@ -26,6 +26,7 @@ from ...errors import SpecError, nearest
 from ...gguf_header import Header
 from ...names import Change, Row, rows
 from ...nn.rope import repair
+from ...recipes.config import MAX_LAYERS
 from .tensors import Tensors
 
 Config = Mapping[str, Any]
@@ -70,6 +71,13 @@ class Source:
         if type(value) is not int or value < 0:
             raise SpecError(f"{self.name}.{key}={value!r} is not a whole number")
         return value
+
+    def layers(self) -> int:
+        """How many: bounded, for each becomes a part of the spec."""
+        count = self.count("block_count")
+        if count > MAX_LAYERS:
+            raise SpecError(f"{self.name}.block_count={count} is more than {MAX_LAYERS}")
+        return count
 
     def has(self, tensor: str) -> bool:
         return tensor in self.header.tensors
