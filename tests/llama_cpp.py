@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import torch
 import xllamacpp
@@ -35,12 +34,6 @@ class LlamaCpp:
             self._server = library.Server(asked)
         self._line = HTTPConnection(self._server.listening_address.removeprefix("http://"))
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, in which the names of special tokens are characters like any other."""
-        asked = json.dumps({"content": text, "add_special": False, "parse_special": False})
-        self._line.request("POST", "/tokenize", asked, {"Content-Type": "application/json"})
-        return json.load(self._line.getresponse())["tokens"]
-
     def log_probabilities(self, ids: Sequence[int], vocab: int, best: int | None = None) -> Tensor:
         """[V] of the token after these ids; NaN for all but so many of the best."""
         top = self._complete(ids, 1, best or vocab)[0]["top_logprobs"]
@@ -54,16 +47,14 @@ class LlamaCpp:
         request = {"prompt": list(ids), "n_predict": tokens, "temperature": 0, "return_tokens": True}
         return self._post("completion", request)["tokens"]
 
-    def tokenize(self, text: str) -> list[int]:
-        """The ids of a text, with what it puts around one; special tokens' names in it are text."""
-        return self._post("tokenize", {"content": text, "add_special": True, "parse_special": False})["tokens"]
+    def tokenize(self, text: str, *, framed: bool = True) -> list[int]:
+        """The ids of a text, framed: with what it puts around one; special tokens' names in it are text."""
+        return self._post("tokenize", {"content": text, "add_special": framed, "parse_special": False})["tokens"]
 
     def _post(self, route: str, request: dict) -> dict:
-        headers = {"Content-Type": "application/json"}
         with _quiet():
-            asked = Request(f"{self._server.listening_address}/{route}", json.dumps(request).encode(), headers)
-            with urlopen(asked) as answer:
-                return json.load(answer)
+            self._line.request("POST", f"/{route}", json.dumps(request), {"Content-Type": "application/json"})
+            return json.load(self._line.getresponse())
 
     def _complete(self, ids: Sequence[int], tokens: int, alternatives: int) -> list[dict]:
         request = {"prompt": list(ids), "max_tokens": tokens, "temperature": 0, "n_probs": alternatives,

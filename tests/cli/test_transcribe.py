@@ -19,7 +19,7 @@ MARKS = ("<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|translate|>", "<
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    save(whisper(**TINY | {"vocab": 272, "context": 8}).build(1), folder)
+    save(whisper(**{**TINY, "vocab": 272, "context": 8}).build(1), folder)
     Bytes(MARKS).save(folder)
     for name in ("a", "b"):
         with wave.open(str(folder / f"{name}.wav"), "wb") as file:
@@ -41,7 +41,7 @@ def test_recordings_are_written_down_in_order(folder: Path, capsys: pytest.Captu
     ("arguments", "code", "said"),
     [
         (["{folder}", "{folder}/c.wav"], 1, "c.wav: cannot be read: No such file"),
-        (["{folder}", "{folder}/spec.json"], 1, "spec.json: no WAV of whole numbers"),
+        (["{folder}", "{folder}/spec.json"], 1, "spec.json: no recording"),
         (["{folder}", "{folder}/a.wav", "--language", "xx"], 2, "language 'xx' is none"),
         (["{folder}/none", "{folder}/a.wav"], 1, "none: no such folder"),
     ],

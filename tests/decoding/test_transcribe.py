@@ -47,7 +47,7 @@ def test_two_recordings_are_written_down_as_transformers_does(folder: Path) -> N
     texts = transcribe(model, tokenizer, recordings, read_speech(folder))
     assert texts == ["Front, center.", "rear left."]
 
-    theirs = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    theirs: Any = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     stored = [wavfile.read(path) for path in paths]
     heard = [resample_poly(samples / 2**15, RATE, rate) for rate, samples in stored]
     features = WhisperFeatureExtractor()(heard, sampling_rate=RATE, return_tensors="pt")["input_features"]
@@ -59,7 +59,8 @@ def test_two_recordings_are_written_down_as_transformers_does(folder: Path) -> N
     torch.testing.assert_close(frames, same["input_features"].transpose(1, 2), rtol=0, atol=1e-4)
     with torch.no_grad():
         # Theirs stores the encoder's sinusoids, here in fp16; ours computes them.
-        positions = model.encoder.embed.spec.position.table(torch.arange(1500), 384, torch.float32)
+        front: Any = model.spec.find("encoder.embed")
+        positions = front.position.table(torch.arange(1500), 384, torch.float32)
         theirs.get_encoder().embed_positions.weight.copy_(positions)
         read = torch.cat([torch.tensor([[50257, 50362]] * 2), said], 1)
         found = model(read, source=frames)
@@ -73,7 +74,7 @@ def test_two_recordings_are_written_down_as_transformers_does(folder: Path) -> N
 @pytest.fixture(scope="module")
 def model() -> ModelOp:
     """Hears 0.12 seconds; 263 to 271 would be times."""
-    return tiny(whisper(**TINY | {"vocab": 272}), torch.float32, 3.0)
+    return tiny(whisper(**{**TINY, "vocab": 272}), torch.float32, 3.0)
 
 
 def recording(seconds: float, seed: int = 0) -> torch.Tensor:

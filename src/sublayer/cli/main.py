@@ -34,6 +34,7 @@ COMMANDS = {
     "export": Entry("sublayer.cli.export", "Write a model for transformers or llama.cpp."),
     "translate": Entry("sublayer.cli.translate", "Translate sentences with an encoder-decoder."),
     "transcribe": Entry("sublayer.cli.transcribe", "Write down what is said in recordings."),
+    "embed": Entry("sublayer.cli.embed", "Vectors of texts; the texts nearest to one."),
     "words": Entry("sublayer.cli.words", "Train vectors of words; neighbours, analogies, search."),
     "chat": Entry("sublayer.cli.chat", "Talk with a model, or write a text together with one."),
 }

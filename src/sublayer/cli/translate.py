@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .progress import telling
+from .sentences import read_sentences
 
 
 def command(
@@ -24,16 +24,7 @@ def command(
     device: Annotated[str, typer.Option(help="Where to run, as torch names it.")] = "cpu",
 ) -> None:
     """Translate a sentence a line: translations go to stdout in their order, progress to stderr."""
-    from ..errors import InputError
-
-    source, data = (str(input), input.read_bytes()) if input is not None else ("stdin", sys.stdin.buffer.read())
-    try:
-        lines = data.decode().removeprefix("\ufeff").split("\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{source}: byte 0x{data[error.start]:02X} at offset {error.start:,} is not UTF-8") from None
-    lines = lines[:-1] if lines[-1] == "" else lines
-    if not any(line.strip() for line in lines):
-        raise InputError(f"{source}: nothing to translate: give a sentence a line")
+    lines = read_sentences(input, "translate")
 
     from ..decoding import translate
     from ..text import load_tokenizer

@@ -1,7 +1,8 @@
-"""Generation from a model: sampling, beam search, streaming, translation, transcription, actions."""
+"""Generation from a model: sampling, beam search, streaming, translation, transcription, vectors of texts, actions."""
 
 from .act import act, forecast
 from .beam import Hypothesis
+from .embed import Pooling, embed, read_pooling
 from .generate import Event, Generated, Stream, generate, stream
 from .kept import KeptSlot
 from .request import Options
@@ -15,11 +16,14 @@ __all__ = [
     "Hypothesis",
     "KeptSlot",
     "Options",
+    "Pooling",
     "Sampling",
     "Stream",
     "act",
+    "embed",
     "forecast",
     "generate",
+    "read_pooling",
     "read_speech",
     "sample",
     "stream",

@@ -127,7 +127,7 @@ def read_rows(
     trunk = cast(TrunkOp, model.decoder)
     vocab = cast(int, model.spec.vocab)
     ids = _read_ids(prompts, "prompt", tokenizer, vocab)
-    limit, of = _limit(trunk, options.length)
+    limit, of = longest(trunk, options.length)
     for index, prompt in enumerate(ids):
         if limit is not None and len(prompt) > limit:
             raise InputError(f"row {index}: the prompt of {len(prompt)} tokens is longer than {of}")
@@ -183,7 +183,7 @@ def _check_model(model: ModelOp, with_sources: bool) -> None:
         raise UsageError(f"the model {reads}")
 
 
-def _limit(trunk: TrunkOp, length: int | None) -> tuple[int | None, str]:
+def longest(trunk: TrunkOp, length: int | None) -> tuple[int | None, str]:
     """How many tokens a slot may hold, and what says so."""
     positions = [module.spec.length for module in trunk.modules() if isinstance(module, LearnedOp)]
     limits = [(size, f"the {size} positions that the model has learned") for size in positions]
@@ -237,7 +237,7 @@ def _read_sources(
         found = _read_frames(sources, type(embed).__name__)
     if len(found) != rows:
         raise UsageError(f"{len(found)} sources for {rows} prompts: give one source a prompt")
-    limit, of = _limit(cast(TrunkOp, model.encoder), None)
+    limit, of = longest(cast(TrunkOp, model.encoder), None)
     for index, source in enumerate(found):
         if limit is not None and len(source) > limit:
             raise InputError(f"row {index}: the source of {len(source)} tokens is longer than {of}")
