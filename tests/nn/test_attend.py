@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sublayer.errors import InputError, MaskError
 from sublayer.nn.attend import KERNELS, attend, choose
 from sublayer.nn.mask import Layout, Mask
 from sublayer.nn.reference import Options
+from tests.nn.allocated import Allocated
 from tests.nn.attention import MASKS, SCALE, agree, close, inputs, outcome, present
 
 
@@ -331,22 +331,6 @@ def test_without_dropout_two_calls_are_identical(kernel):
 
 
 # ------------------------------------------------------------------------------------------------------- memory
-
-
-class Allocated(TorchDispatchMode):
-    """Names of the operations that ran, and the size of the largest tensor any of them made."""
-
-    def __enter__(self):
-        self.names, self.largest = set(), 0
-        return super().__enter__()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        self.names.add(function.overloadpacket.__name__)
-        for made in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(made, torch.Tensor):
-                self.largest = max(self.largest, made.untyped_storage().nbytes() // made.element_size())
-        return result
 
 
 def largest_and_saved(kernel, mask, L, **options):

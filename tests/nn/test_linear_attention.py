@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sublayer.errors import SpecError, StateError
 from sublayer.nn import linear_attention
@@ -17,6 +16,7 @@ from sublayer.nn.linear_attention import LinearAttention, LinearAttentionOp, Ran
 from sublayer.nn.sublayer import Block, Model, ModelOp, Sublayer, Trunk
 from sublayer.state import State
 from sublayer.step import Step
+from tests.nn.allocated import Allocated
 from tests.nn.recurrence import V, check_documents, check_state, ids, same_with_gradients
 from tests.oracle import close
 
@@ -111,19 +111,9 @@ def test_memory_grows_with_the_length_and_not_with_its_square(packed: bool) -> N
 def largest(built: ModelOp, length: int, packed: bool) -> int:
     """Elements of the largest tensor that a forward pass makes."""
     segment = (torch.arange(length) // 100 + 1)[None]
-    with Largest() as seen:
+    with Allocated() as made:
         built(ids(length)[None], Step(segment=segment) if packed else None)
-    return seen.elements
-
-
-class Largest(TorchDispatchMode):
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **kwargs or {})
-        if isinstance(result, Tensor):
-            self.elements = max(self.elements, result.numel())
-        return result
+    return made.largest
 
 
 def test_sums_are_kept_in_fp32_in_a_model_of_half_precision() -> None:

@@ -26,6 +26,7 @@ from sublayer.nn import position, rope, rope_scaling
 from sublayer.nn.initialise import Init, initialise
 from sublayer.nn.op import Context
 from sublayer.nn.position import Alibi, Learned, Shaw, Sinusoidal, T5Buckets, alibi_slopes
+from tests.nn.allocated import Allocated
 
 CONTEXT = Context()
 
@@ -180,22 +181,12 @@ def test_shaw_gradients():
 
 
 def test_shaw_makes_no_vector_for_each_pair_of_tokens():
-    made = 0
-
-    class Largest(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            nonlocal made
-            out = func(*args, **(kwargs or {}))
-            if isinstance(out, torch.Tensor):
-                made = max(made, out.untyped_storage().nbytes())
-            return out
-
     op, pos = filled(Shaw(4), 64, torch.float32), torch.arange(100)[None]
     q, weights = torch.randn(1, 2, 100, 64), torch.rand(1, 2, 100, 100)
-    with Largest():
+    with Allocated() as made:
         op.key_bias(q, pos, pos)
         op.value_term(weights, pos, pos)
-    assert 0 < made <= 2 * 100 * 100 * 4  # scores of two heads, where [L, M, H] would take 32 times as much
+    assert 0 < made.largest <= 2 * 100 * 100  # scores of two heads, where [L, M, H] would take 32 times as much
 
 
 def test_shaw_sums_half_precision_weights_in_fp32():

@@ -17,6 +17,7 @@ from sublayer.recipes.deberta import TINY, V1, Disentangled, deberta
 from sublayer.step import Step
 from tests.case import roughen
 from tests.encoders import IDS, RIGHT, TYPES, answer, check_head, check_heads_export
+from tests.nn.allocated import Allocated
 from tests.oracle import PADDED, check_parity, close, oracle, saved
 
 SMALL: dict[str, Any] = {
@@ -203,3 +204,11 @@ def test_padding_inside_a_document_is_as_if_it_were_not_there() -> None:
     for row, ids, number in zip(found, IDS, segment, strict=True):
         for document in number[number != 0].unique():
             close(row[number == document], built(ids[number == document][None])[0])
+
+
+def test_packed_documents_have_no_scores_for_tokens_of_others() -> None:
+    built = deberta(8, 1, 1, vocab=97, hidden=8, distance=12, buckets=6).build().eval()
+    ids, segment = torch.arange(2048)[None] % 97, torch.arange(2048)[None] // 64 + 1
+    with Allocated() as made:
+        built(ids, Step(segment=segment))
+    assert made.largest <= 2048 * 64

@@ -24,19 +24,20 @@ from ..names import Row, interleaved, rows
 from ..nn.attention import Attention, AttentionOp, positions
 from ..nn.constant import constant, traced_as_constant
 from ..nn.convolution import Gathered, neighbour
+from ..nn.documents import Documents
 from ..nn.embed import Embed, EmbedOp
 from ..nn.feed_forward import ACTIVATIONS as ACTS
 from ..nn.feed_forward import Activation, FeedForward
 from ..nn.head import Classifier, Head, Spans, Transform
 from ..nn.initialise import Init, normal
-from ..nn.mask import Mask
+from ..nn.mask import Layout, Mask
 from ..nn.norm import LayerNorm
 from ..nn.op import Context, Extras, Op, Part, Tree
 from ..nn.position import Learned
 from ..nn.projection import Projection, table
 from ..nn.sublayer import Block, BlockOp, Model, Trunk, post_norm, repeat
 from ..state import State
-from ..step import Step
+from ..step import Shared, Step
 from .bert import ACTIVATIONS, classes, encoder_names, labelled, masked_tokens, prefixed
 from .config import Config
 
@@ -95,6 +96,20 @@ class DisentangledOp(AttentionOp):
         own, k_bias = not spec.shared, self.k is not None and self.k.bias is not None
         self.position_k = Projection(dim, inner, k_bias) if own and "c2p" in spec.terms else None
         self.position_q = Projection(dim, inner, spec.bias) if own and "p2c" in spec.terms else None
+
+    def forward(self, x: Tensor, step: Step, state: State | None = None) -> Tensor:
+        """Packed documents are taken out of their rows, for every pair of a row's tokens would have a score."""
+        starts, given = (step.shared or Shared()).starts, (step.mask, step.bias, self.watch)
+        plain = starts is None or any(one is not None for one in given) or torch.compiler.is_compiling()
+        if plain or step.segment is None or step.pos is None or not bool(starts.any()):
+            return super().forward(x, step, state)
+        y, pos, real = torch.zeros_like(x), step.pos.expand_as(step.segment), torch.ones_like(step.segment)
+        for _, part in Documents.of(step.segment).alike():
+            own, document = part.split(pos), part.split(real)
+            shared = Shared(document=document, layout=Layout(own, own, document, document))
+            inner = step.replace(pos=own, segment=document, shared=shared)
+            y = y + part.join(super().forward(part.split(x), inner, state))
+        return y
 
     def relative_scores(self, q: Tensor, k: Tensor, mask: Mask, step: Step) -> Tensor | None:
         spec, vectors = self.distances, step.condition
