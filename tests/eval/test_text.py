@@ -2,12 +2,10 @@
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import sublayer
@@ -17,6 +15,7 @@ from sublayer.nn.sublayer import Model
 from sublayer.recipes import bert, gpt2, llama, mamba, t5
 from sublayer.text import Bytes, Characters, load_tokenizer, train_bpe
 from sublayer.train.evaluate import Score
+from tests.eval.slow import code_length
 
 LENGTH = 16
 MODELS = {
@@ -35,31 +34,6 @@ BYTES = Bytes(("<|end|>",))
 END = BYTES.eos[0]
 
 
-def windows(texts: list[str], length: int, stride: int) -> Iterator[tuple[list[int], int]]:
-    """Each document of each window, alone, with how many of its last tokens are asked."""
-    stream = [token for text in texts if text for token in (END, *text.encode())]
-    asked = 1  # up to here; the first token of all has nothing before it
-    for start in range(0, len(stream), stride):
-        stop = min(start + length, len(stream) - 1)
-        if asked > stop:
-            return
-        begins = [i for i in range(start + 1, stop + 1) if stream[i] == END]
-        for first, last in zip([start, *begins], [*begins, stop + 1], strict=True):
-            if (wanted := last - max(first + 1, asked)) > 0:
-                yield stream[first:last], wanted
-        asked = stop + 1
-
-
-def theirs(model: torch.nn.Module, length: int, stride: int) -> tuple[float, int]:
-    """(nats, tokens)"""
-    nats, tokens = 0.0, 0
-    for ids, count in windows(TEXTS, length, stride):
-        logits: Tensor = model(torch.tensor([ids[:-1]])).logits[0].double()
-        found = logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[-count:]
-        nats, tokens = nats - float(found.sum()), tokens + count
-    return nats, tokens
-
-
 def ours(model: torch.nn.Module, **windows: int) -> Score:
     return score(model, Texts.encode(TEXTS, BYTES, END), **windows)  # pyright: ignore[reportArgumentType]
 
@@ -74,7 +48,8 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(("length", "stride"), [(16, 16), (16, 8), (13, 3), (5, 2)])
 def test_code_lengths_are_those_of_transformers_on_the_same_windows(folder: Path, length: int, stride: int) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
-    nats, tokens = theirs(model, length, stride)
+    documents = [[END, *text.encode()] for text in TEXTS if text]
+    nats, tokens = code_length(model, documents, length, stride)
     found = ours(sublayer.load(folder, dtype=torch.float64), length=length, stride=stride)
     assert found.nats == pytest.approx(nats, rel=1e-6)
     assert found.tokens == tokens == sum(len(text.encode()) for text in TEXTS)
