@@ -480,6 +480,23 @@ def test_no_keys_is_zeros():
     assert out.eq(0).all()
 
 
+def test_the_gradient_of_a_cut_is_one_copy_however_many_pieces() -> None:
+    """A slice's gradient is as large as what it was cut from: rows and documents would cost their number squared."""
+    segment = torch.tensor([[1] * 5 + [2] * 7, [1] * 12, [1] * 3 + [2] * 2 + [0] * 7])
+    q, k, v = (x.requires_grad_() for x in inputs(12, 12, B=3))
+    out = attend(q, k, v, Mask(causal=True, layout=Layout(q_segment=segment, k_segment=segment)), scale=SCALE)
+    left, seen = [out.grad_fn], set[Any]()
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            left += [before for before, _ in node.next_functions]
+    kinds = [type(node).__name__ for node in seen]
+    assert kinds.count("ScaledDotProductFlashAttentionForCpuBackward0") == 5
+    assert "SliceBackward0" not in kinds
+    assert "SelectBackward0" not in kinds
+
+
 # ------------------------------------------------------------------------------------------------------- compile
 
 
