@@ -3,8 +3,9 @@
 A family's module also holds its published SIZES, a TINY one for tests, NAMES (its checkpoint table, or a function from
 a spec to it), PREFIX (which the names of a base class lack), IGNORED (names that hold nothing of the model, or a
 function too), HF (how to read config.json, by architecture), `to_hf`, and EXEMPT: the contracts without meaning for it,
-each with the reason. If need be, PREFIXES (what stands in its place where a model has more parts), RENAMED (endings of
-names that older files spell otherwise), and FILE (the file of weights where it is not called model.safetensors).
+each with the reason; where no architecture of Hugging Face's is the family, alone.py says the rest. If need be,
+PREFIXES (what stands in its place where a model has more parts), RENAMED (endings of names that older files spell
+otherwise), and FILE (the file of weights where it is not called model.safetensors).
 """
 
 from __future__ import annotations

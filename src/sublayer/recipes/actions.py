@@ -12,15 +12,13 @@ and OpenVLA put trained vision towers before the patches, which are not here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import InputError, SpecError
-from ..names import Row
+from ..errors import InputError
 from ..nn.embed import Embed, EmbedOp
 from ..nn.initialise import Init
 from ..nn.op import Context
@@ -28,8 +26,11 @@ from ..nn.patches import Grid, Patches
 from ..nn.rope import Rope
 from ..nn.sublayer import Model
 from ..step import Step
+from .alone import HF, IGNORED, NAMES, PREFIX, to_hf
 from .llama import ROPE, llama
 from .vit import Sides, sides
+
+__all__ = ["EXEMPT", "HF", "IGNORED", "NAMES", "PREFIX", "SIZES", "TINY", "actions", "to_hf"]
 
 PATCH = -1
 """The id where a patch of an image stands; it is in no vocabulary."""
@@ -136,13 +137,3 @@ SIZES: dict[str, dict[str, Any]] = {
 TINY: dict[str, Any] = {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 48, "vocab": 97, "image": 4,
                         "patch": 4}  # fmt: skip
 EXEMPT: dict[str, str] = {}
-
-NAMES: list[Row] = []
-PREFIX = ""
-IGNORED: tuple[str, ...] = ()
-HF: dict[str, Any] = {}
-
-
-def to_hf(model: Model) -> Mapping[str, Any]:
-    """Raises SpecError: no architecture of Hugging Face's is this."""
-    raise SpecError(f"no Hugging Face architecture reads patches and actions without a tower, of width {model.dim}")

@@ -24,7 +24,7 @@ from ..nn.norm import LayerNorm
 from ..nn.op import Part
 from ..nn.position import Learned
 from ..nn.sublayer import Block, Model, Trunk, post_norm, repeat
-from .config import Config
+from .config import Config, labels
 
 POOLER = Pooled("first", Transform("tanh"))
 
@@ -132,6 +132,7 @@ HEADS: dict[str, dict[str, list[Row]]] = {
         ),
     },
 }
+SUFFIXES = tuple(HEADS["Bert"])
 PREFIX = ""
 RENAMED = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))  # as TensorFlow had them
 IGNORED = (
@@ -154,16 +155,11 @@ def _class(model: Model) -> tuple[str, str]:
     return "Roberta" if model.find("encoder.embed.position.offset") else "Bert", suffix
 
 
-def classes(config: Config) -> int:
-    """How many labels a config.json names; 2 where it names none."""
-    labels = config.table("id2label")
-    return len(labels) if labels else config.count("num_labels", 2)
-
-
-def labelled(number: int) -> dict[str, Any]:
-    """What `classes` reads."""
-    names = [f"LABEL_{i}" for i in range(number)]
-    return {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+def spans(config: Config, before: Part | None = None, dropout: float = 0.0) -> Spans:
+    """The head of extractive question answering. Raises SpecError for other than two labels."""
+    if config.classes() != 2:
+        raise SpecError(f"{config.kind}: id2label names {config.classes()} labels; an answer has a start and an end: 2")
+    return Spans(before, dropout=dropout)
 
 
 def _head(config: Config, line: str, suffix: str, activation: Activation, eps: float) -> Part:
@@ -173,16 +169,10 @@ def _head(config: Config, line: str, suffix: str, activation: Activation, eps: f
         return masked_tokens(eps, "gelu" if line == "Roberta" else activation)  # RoBERTa's head has no other
     if suffix == "ForSequenceClassification":
         before = Transform("tanh", dropout=dropped if line == "Roberta" else 0.0)
-        return Classifier(classes(config), "first", before, dropout=dropped)
+        return Classifier(config.classes(), "first", before, dropout=dropped)
     if suffix == "ForTokenClassification":
-        return Classifier(classes(config), dropout=dropped)
-    if suffix == "ForQuestionAnswering":
-        if classes(config) != 2:
-            raise SpecError(
-                f"{config.kind}: id2label names {classes(config)} labels; an answer has a start and an end: 2"
-            )
-        return Spans()
-    return POOLER
+        return Classifier(config.classes(), dropout=dropped)
+    return spans(config) if suffix == "ForQuestionAnswering" else POOLER
 
 
 def _read(line: str, suffix: str, values: Mapping[str, Any]) -> Model:
@@ -234,7 +224,7 @@ def to_hf(model: Model) -> dict[str, Any]:
     if line == "Roberta":
         config["pad_token_id"] = embed.position.offset - 1
     if isinstance(model.head, Classifier):
-        config |= labelled(model.head.classes) | {"classifier_dropout": model.head.dropout}
+        config |= labels(model.head.classes) | {"classifier_dropout": model.head.dropout}
     return config
 
 
@@ -249,6 +239,6 @@ ACTIVATIONS: dict[str, Activation] = {
 HF = {
     theirs + suffix: partial(_read, line, suffix)
     for theirs, line in (("Bert", "Bert"), ("Roberta", "Roberta"), ("XLMRoberta", "Roberta"))
-    for suffix in HEADS["Bert"]
+    for suffix in SUFFIXES
 }
 HF["BertForPreTraining"] = partial(_read, "Bert", "ForMaskedLM")  # what tells whether sentences follow is left unread

@@ -13,11 +13,8 @@ lays the convolution's residual around both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from ..errors import SpecError
-from ..names import Row
 from ..nn.attention import Attention
 from ..nn.embed import Embed
 from ..nn.gated_convolution import GatedConvolution
@@ -26,6 +23,9 @@ from ..nn.initialise import Init
 from ..nn.op import Part
 from ..nn.position import Learned
 from ..nn.sublayer import Block, Model, Sublayer, Trunk
+from .alone import HF, IGNORED, NAMES, PREFIX, to_hf
+
+__all__ = ["EXEMPT", "HF", "IGNORED", "NAMES", "PREFIX", "SIZES", "TINY", "convolution", "to_hf"]
 
 HALF = 0.5**0.5
 
@@ -72,13 +72,3 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 TINY: dict[str, Any] = {"dim": 24, "layers": 3, "vocab": 61, "dilations": (1, 2, 3)}
 EXEMPT: dict[str, str] = {"kernels": "the language model has no attention"}
-
-NAMES: list[Row] = []  # no checkpoint of Hugging Face's has this architecture
-PREFIX = ""
-IGNORED = ()
-HF: dict[str, Any] = {}
-
-
-def to_hf(model: Model) -> Mapping[str, Any]:
-    """Raises SpecError: no architecture of Hugging Face's is this."""
-    raise SpecError(f"no Hugging Face architecture is a gated convolution of width {model.dim}")

@@ -38,8 +38,8 @@ from ..nn.projection import Projection, table
 from ..nn.sublayer import Block, BlockOp, Model, Trunk, post_norm, repeat
 from ..state import State
 from ..step import Shared, Step
-from .bert import ACTIVATIONS, classes, encoder_names, labelled, masked_tokens, prefixed
-from .config import Config
+from .bert import ACTIVATIONS, SUFFIXES, encoder_names, masked_tokens, prefixed, spans
+from .config import Config, labels
 
 Term = Literal["c2p", "p2c"]
 
@@ -379,16 +379,10 @@ def _head(config: Config, suffix: str, activation: Activation, eps: float) -> Pa
         config.fix("tie_word_embeddings", True)
         return masked_tokens(eps, activation)
     if suffix == "ForSequenceClassification":
-        return Classifier(classes(config), "first", pooler, dropout=of_rows)
+        return Classifier(config.classes(), "first", pooler, dropout=of_rows)
     if suffix == "ForTokenClassification":
-        return Classifier(classes(config), dropout=dropped)
-    if suffix == "ForQuestionAnswering":
-        if classes(config) != 2:
-            raise SpecError(
-                f"{config.kind}: id2label names {classes(config)} labels; an answer has a start and an end: 2"
-            )
-        return Spans()
-    return None
+        return Classifier(config.classes(), dropout=dropped)
+    return spans(config) if suffix == "ForQuestionAnswering" else None
 
 
 def _terms(config: Config) -> tuple[Term, ...]:
@@ -467,7 +461,7 @@ def to_hf(model: Model) -> dict[str, Any]:
     }
     if isinstance(head, Classifier):
         suffix = "ForTokenClassification" if head.pool is None else "ForSequenceClassification"
-        config |= labelled(head.classes)
+        config |= labels(head.classes)
         if head.pool is not None:
             before: Any = model.find("head.before")
             config |= {"cls_dropout": head.dropout, "pooler_dropout": before.dropout,
@@ -489,11 +483,5 @@ def to_hf(model: Model) -> dict[str, Any]:
 HF = {
     line + suffix: partial(_read, line == "DebertaV2", suffix)
     for line in ("Deberta", "DebertaV2")
-    for suffix in (
-        "Model",
-        "ForMaskedLM",
-        "ForSequenceClassification",
-        "ForTokenClassification",
-        "ForQuestionAnswering",
-    )
+    for suffix in SUFFIXES
 }

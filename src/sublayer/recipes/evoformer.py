@@ -12,14 +12,12 @@ Not here: recycling, templates, the stack of extra sequences, and what follows (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, SpecError
-from ..names import Row
+from ..errors import InputError
 from ..nn.feed_forward import FeedForward
 from ..nn.initialise import Init
 from ..nn.norm import LayerNorm
@@ -37,6 +35,9 @@ from ..nn.pairs import (
 from ..nn.projection import Projection, table
 from ..nn.sublayer import Block, Model, Sublayer, Trunk, repeat
 from ..step import Step
+from .alone import HF, IGNORED, NAMES, PREFIX, to_hf
+
+__all__ = ["EXEMPT", "HF", "IGNORED", "NAMES", "PREFIX", "SIZES", "TINY", "evoformer", "to_hf"]
 
 # B alignments, S sequences, L residues, C width of cells, P of pairs.
 AMINO_ACIDS = "ARNDCQEGHILKMFPSTWYV"
@@ -257,13 +258,3 @@ EXEMPT = {
     "incremental": "it writes no sequence",
     "packing": "a pair belongs to one alignment, so several in a row would need pairs between them",
 }
-
-NAMES: list[Row] = []
-PREFIX = ""
-IGNORED: tuple[str, ...] = ()
-HF: dict[str, Any] = {}
-
-
-def to_hf(model: Model) -> Mapping[str, Any]:
-    """Raises SpecError: no architecture of Hugging Face's has an alignment's stream."""
-    raise SpecError(f"no Hugging Face architecture is an Evoformer alone, as this model of width {model.dim} is")

@@ -9,11 +9,8 @@ are GeGLU, the embedding is multiplied by sqrt(D), and the logits, by the same t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from ..errors import SpecError
-from ..names import Row
 from ..nn.attention import Attention
 from ..nn.embed import Embed
 from ..nn.feed_forward import FeedForward
@@ -23,6 +20,9 @@ from ..nn.moe import MoE, Router
 from ..nn.norm import RMSNorm
 from ..nn.rope import Rope
 from ..nn.sublayer import Block, Model, Sublayer, Trunk, repeat
+from .alone import HF, IGNORED, NAMES, PREFIX, to_hf
+
+__all__ = ["EXEMPT", "HF", "IGNORED", "NAMES", "PREFIX", "SIZES", "TINY", "grok", "to_hf"]
 
 ROPE = Rope(theta=10000.0)
 
@@ -59,13 +59,3 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 TINY: dict[str, Any] = {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 24, "experts": 4, "vocab": 97}
 EXEMPT: dict[str, str] = {}
-
-NAMES: list[Row] = []
-PREFIX = ""
-IGNORED: tuple[str, ...] = ()
-HF: dict[str, Any] = {}
-
-
-def to_hf(model: Model) -> Mapping[str, Any]:
-    """Raises SpecError: no architecture of Hugging Face's is this."""
-    raise SpecError(f"no Hugging Face architecture has the norms and scales of this model of width {model.dim}")

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from ..errors import SpecError
-from ..names import Row
 from ..nn.embed import Embed
 from ..nn.feed_forward import Activation, FeedForward
 from ..nn.initialise import Init
@@ -21,6 +19,9 @@ from ..nn.linear_attention import LinearAttention, RandomFeatures
 from ..nn.norm import LayerNorm
 from ..nn.position import Sinusoidal
 from ..nn.sublayer import Block, Model, Trunk, post_norm, repeat
+from .alone import HF, IGNORED, NAMES, PREFIX, to_hf
+
+__all__ = ["EXEMPT", "HF", "IGNORED", "NAMES", "PREFIX", "SIZES", "TINY", "linear_transformer", "to_hf"]
 
 
 def linear_transformer(
@@ -52,13 +53,3 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 TINY: dict[str, Any] = {"dim": 32, "layers": 2, "heads": 4, "vocab": 97}
 EXEMPT: dict[str, str] = {"kernels": "it has no softmax attention, so no kernel computes it"}
-
-NAMES: list[Row] = []  # no checkpoints in another layout: Hugging Face has no class for it
-PREFIX = ""
-IGNORED: tuple[str, ...] = ()
-HF: dict[str, Any] = {}
-
-
-def to_hf(model: Model) -> dict[str, Any]:
-    """Raises SpecError: no Hugging Face class expresses this family."""
-    raise SpecError("linear_transformer: no Hugging Face class expresses linear attention")

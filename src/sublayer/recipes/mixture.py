@@ -11,14 +11,12 @@ mixture that predicts vectors, under which experts specialise; `cooperation` the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import SpecError
-from ..names import Row
 from ..nn.attention import Attention
 from ..nn.embed import Embed
 from ..nn.experts import ExpertsOp
@@ -31,6 +29,9 @@ from ..nn.rope import Rope
 from ..nn.sublayer import Block, Model, Trunk, pre_norm, repeat
 from ..state import State
 from ..step import Step
+from .alone import HF, IGNORED, NAMES, PREFIX, to_hf
+
+__all__ = ["EXEMPT", "HF", "IGNORED", "NAMES", "PREFIX", "SIZES", "TINY", "mixture", "to_hf"]
 
 ROPE = Rope(theta=10000.0)
 
@@ -114,13 +115,3 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 TINY: dict[str, Any] = {"dim": 32, "layers": 2, "heads": 4, "hidden": 16, "experts": 3, "vocab": 97}
 EXEMPT: dict[str, str] = {}
-
-NAMES: list[Row] = []
-PREFIX = ""
-IGNORED: tuple[str, ...] = ()
-HF: dict[str, Any] = {}
-
-
-def to_hf(model: Model) -> Mapping[str, Any]:
-    """Raises SpecError: no architecture of Hugging Face's is this."""
-    raise SpecError(f"no Hugging Face architecture is a dense mixture of experts of width {model.dim}")

@@ -25,8 +25,8 @@ from ..nn.norm import LayerNorm
 from ..nn.op import Part
 from ..nn.rope import Rope, rope_from_hf, rope_to_hf
 from ..nn.sublayer import Block, Model, Sublayer, Trunk, pre_norm
-from .bert import ACTIVATIONS, classes, labelled, prefixed
-from .config import Config
+from .bert import ACTIVATIONS, SUFFIXES, prefixed, spans
+from .config import Config, labels
 
 ROPE, LOCAL_ROPE = Rope(160000.0), Rope(10000.0)
 NORM = LayerNorm(bias=False)
@@ -134,14 +134,12 @@ def _head(config: Config, suffix: str, norm: LayerNorm) -> Part | None:
         config.fix("tie_word_embeddings", True)
         return Head(bias=decoder_bias, before=before)
     if suffix == "ForQuestionAnswering":
-        if classes(config) != 2:
-            raise SpecError(
-                f"{config.kind}: id2label names {classes(config)} labels; an answer has a start and an end: 2"
-            )
-        return Spans(before, dropout=dropped)
+        return spans(config, before, dropped)
     if suffix == "Model":
         return None
-    return Classifier(classes(config), pool if suffix == "ForSequenceClassification" else None, before, dropout=dropped)
+    return Classifier(
+        config.classes(), pool if suffix == "ForSequenceClassification" else None, before, dropout=dropped
+    )
 
 
 def _read(suffix: str, values: Mapping[str, Any]) -> Model:
@@ -233,7 +231,7 @@ def to_hf(model: Model) -> dict[str, Any]:
     config["classifier_dropout"] = head.dropout
     if isinstance(head, Spans):
         return config | {"architectures": ["ModernBertForQuestionAnswering"]}
-    config |= labelled(head.classes)
+    config |= labels(head.classes)
     if head.pool is None:
         return config | {"architectures": ["ModernBertForTokenClassification"]}
     pool = {ours: theirs for theirs, ours in POOLS.items()}[head.pool]
@@ -242,13 +240,4 @@ def to_hf(model: Model) -> dict[str, Any]:
 
 FULL, LOCAL = "full_attention", "sliding_attention"
 POOLS: dict[str, Pool] = {"cls": "first", "mean": "mean"}
-HF = {
-    f"ModernBert{suffix}": partial(_read, suffix)
-    for suffix in (
-        "Model",
-        "ForMaskedLM",
-        "ForSequenceClassification",
-        "ForTokenClassification",
-        "ForQuestionAnswering",
-    )
-}
+HF = {f"ModernBert{suffix}": partial(_read, suffix) for suffix in SUFFIXES}

@@ -18,7 +18,6 @@ It stands beside bytes and BPE in a plain decoder; `sublayer train` trains each 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -27,7 +26,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import SpecError
-from ..names import Row
 from ..nn.attention import Attention
 from ..nn.embed import Embed, look_up
 from ..nn.feed_forward import FeedForward
@@ -41,6 +39,9 @@ from ..nn.projection import Projection, table
 from ..nn.sublayer import Block, Model, Trunk, pre_norm, repeat
 from ..state import Leaf, PerToken, State
 from ..step import Place, Shared, Step, document_starts
+from .alone import HF, IGNORED, NAMES, PREFIX, to_hf
+
+__all__ = ["EXEMPT", "HF", "IGNORED", "NAMES", "PREFIX", "SIZES", "TINY", "multiscale", "to_hf"]
 
 
 def multiscale(
@@ -272,15 +273,3 @@ TINY: dict[str, Any] = {
     "global_heads": 4, "patch": 4,
 }  # fmt: skip
 EXEMPT: dict[str, str] = {}
-
-NAMES: list[Row] = []  # no checkpoints in another layout
-PREFIX = ""
-IGNORED: tuple[str, ...] = ()
-HF: dict[str, Any] = {}
-
-
-def to_hf(model: Model) -> Mapping[str, Any]:
-    """Raises SpecError: no Hugging Face class expresses this family."""
-    raise SpecError(
-        f"multiscale: no Hugging Face class reads bytes in patches, as this model of width {model.dim} does"
-    )

@@ -21,6 +21,7 @@ from ..nn.norm import RMSNorm
 from ..nn.rope import Rope, rope_to_hf
 from ..nn.sublayer import Block, Model, Sublayer, Trunk, repeat
 from .config import Config, without_head, written
+from .llama import NAMES as LLAMA
 
 ROPE = Rope(theta=500000.0)
 
@@ -58,24 +59,13 @@ TINY: dict[str, Any] = {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "hidd
 EXEMPT: dict[str, str] = {}
 
 NAMES: list[Row] = [
-    Row("model.embed_tokens.weight", "decoder.embed.tokens.weight"),
+    *(row for row in LLAMA if ".pre." not in row.our_names[0]),
     *rows(
         [
-            ("model.layers.{}.self_attn.q_proj", "decoder.blocks.{}.attn.op.q"),
-            ("model.layers.{}.self_attn.k_proj", "decoder.blocks.{}.attn.op.k"),
-            ("model.layers.{}.self_attn.v_proj", "decoder.blocks.{}.attn.op.v"),
-            ("model.layers.{}.self_attn.o_proj", "decoder.blocks.{}.attn.op.out"),
-            ("model.layers.{}.self_attn.q_norm", "decoder.blocks.{}.attn.op.q_norm"),
-            ("model.layers.{}.self_attn.k_norm", "decoder.blocks.{}.attn.op.k_norm"),
             ("model.layers.{}.post_attention_layernorm", "decoder.blocks.{}.attn.post"),
-            ("model.layers.{}.mlp.gate_proj", "decoder.blocks.{}.ffn.op.gate"),
-            ("model.layers.{}.mlp.up_proj", "decoder.blocks.{}.ffn.op.up"),
-            ("model.layers.{}.mlp.down_proj", "decoder.blocks.{}.ffn.op.down"),
             ("model.layers.{}.post_feedforward_layernorm", "decoder.blocks.{}.ffn.post"),
-            ("model.norm", "decoder.norm"),
         ]
     ),
-    Row("lm_head.weight", "head.weight"),
 ]
 PREFIX = "model."
 IGNORED = ("model.layers.{}.self_attn.rotary_emb.inv_freq",)  # computed from the config

@@ -11,16 +11,17 @@ training follow one another. Dropout falls between layers, never between steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from ..errors import SpecError
 from ..names import Row
 from ..nn.embed import Embed
 from ..nn.head import Head
 from ..nn.initialise import Init
 from ..nn.recurrent import Kind, Recurrent
 from ..nn.sublayer import Block, Model, Sublayer, Trunk, repeat
+from .alone import HF, IGNORED, PREFIX, to_hf
+
+__all__ = ["EXEMPT", "HF", "IGNORED", "NAMES", "PREFIX", "SIZES", "TINY", "rnn", "to_hf"]
 
 
 def rnn(
@@ -62,11 +63,3 @@ NAMES: list[Row] = [
     Row("decoder.weight", "head.weight"),
     Row("decoder.bias", "head.bias"),
 ]
-PREFIX = ""
-IGNORED = ()
-HF: dict[str, Any] = {}
-
-
-def to_hf(model: Model) -> Mapping[str, Any]:
-    """Raises SpecError: no architecture of Hugging Face's is this."""
-    raise SpecError(f"no Hugging Face architecture is a recurrent network of width {model.dim}")

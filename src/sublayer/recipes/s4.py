@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from ..errors import SpecError
-from ..names import Row
 from ..nn.embed import Embed
 from ..nn.feed_forward import Activation, FeedForward
 from ..nn.initialise import Init
 from ..nn.norm import LayerNorm
 from ..nn.s4 import S4
 from ..nn.sublayer import Block, Model, Trunk, pre_norm, repeat
+from .alone import HF, IGNORED, NAMES, PREFIX, to_hf
+
+__all__ = ["EXEMPT", "HF", "IGNORED", "NAMES", "PREFIX", "SIZES", "TINY", "s4", "to_hf"]
 
 
 def s4(
@@ -52,13 +53,3 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 TINY: dict[str, Any] = {"dim": 24, "layers": 2, "vocab": 61, "size": 8}
 EXEMPT: dict[str, str] = {"kernels": "it has no attention, so no kernel computes it"}
-
-NAMES: list[Row] = []  # no checkpoints in another layout: Hugging Face has no class for it
-PREFIX = ""
-IGNORED: tuple[str, ...] = ()
-HF: dict[str, Any] = {}
-
-
-def to_hf(model: Model) -> dict[str, Any]:
-    """Raises SpecError: no Hugging Face class expresses this family."""
-    raise SpecError("s4: no Hugging Face class expresses state spaces of this kind")

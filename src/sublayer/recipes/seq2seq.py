@@ -11,11 +11,8 @@ step of the decoder asks all of the source with its last hidden vector: attentio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from ..errors import SpecError
-from ..names import Row
 from ..nn.additive import Additive
 from ..nn.embed import Embed
 from ..nn.head import Head, HeadOp
@@ -23,6 +20,9 @@ from ..nn.initialise import Init
 from ..nn.op import Context
 from ..nn.recurrent import Kind, Reader, Recurrent
 from ..nn.sublayer import Block, Model, Sublayer, Trunk
+from .alone import HF, IGNORED, NAMES, PREFIX, to_hf
+
+__all__ = ["EXEMPT", "HF", "IGNORED", "NAMES", "PREFIX", "SIZES", "TINY", "seq2seq", "to_hf"]
 
 
 def seq2seq(
@@ -86,13 +86,3 @@ TINY: dict[str, Any] = {"dim": 20, "hidden": 16, "maxout": 24, "vocab": 61}
 EXEMPT: dict[str, str] = {
     "kernels": "its attention is additive and inside the recurrence, so no kernel of scaled products applies"
 }
-
-NAMES: list[Row] = []  # neither paper has published a checkpoint that is read today
-PREFIX = ""
-IGNORED = ()
-HF: dict[str, Any] = {}
-
-
-def to_hf(model: Model) -> Mapping[str, Any]:
-    """Raises SpecError: no architecture of Hugging Face's is this."""
-    raise SpecError(f"no Hugging Face architecture is a recurrent encoder-decoder of width {model.dim}")
