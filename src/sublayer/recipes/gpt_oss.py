@@ -137,7 +137,7 @@ IGNORED: tuple[str, ...] = ()
 
 
 def gpt_oss_from_hf(values: Mapping[str, Any]) -> Model:
-    """The spec of a GptOssForCausalLM's config.json. Raises SpecError for what is not modelled (MXFP4 among it)."""
+    """The spec of a GptOssForCausalLM's config.json. Raises SpecError for what is not modelled."""
     config = Config(values)
     own, head_size = config.decoder(1e-5, 8, heads=64), config.count("head_dim", 64)
     local = config.local_layers([layer % 2 == 0 for layer in range(own["layers"])])

@@ -22,6 +22,7 @@ from .gguf import Architecture, Source, reader
 from .gguf.checkpoint import GgufCheckpoint
 from .hub import local
 from .safetensors import SCALED, SafeTensors
+from .scaled import Scaled, quantisation
 
 MAX_JSON_BYTES = 64 << 20  # no config or index of a real model comes near
 
@@ -86,7 +87,8 @@ def _opened(path: Path) -> Iterator[tuple[Model, Any, Files]]:
         return
     spec, family = read_spec(path)
     with Checkpoint.open(path, getattr(family, "FILE", "model")) as files:
-        yield spec, family, files
+        method = quantisation(read_json(path / "config.json"))[1] if family is not None else None
+        yield spec, family, files if method is None else Scaled(files, method)
 
 
 def _check_device(device: torch.device | str) -> None:
@@ -116,7 +118,7 @@ def read_spec(folder: Path) -> tuple[Model, Any]:
         inner = f"; its result is {folder / 'model'}" if (folder / "model" / "spec.json").exists() else ""
         raise WeightsError(f"{folder}: neither spec.json (Sublayer) nor config.json (Hugging Face) is in it{inner}")
     try:
-        return (Model.from_json(read_json(ours)), None) if path is ours else from_hf(read_json(theirs))
+        return (Model.from_json(read_json(ours)), None) if path is ours else from_hf(quantisation(read_json(theirs))[0])
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from None
 
@@ -237,7 +239,7 @@ class Checkpoint:
         return name
 
 
-Files = Checkpoint | GgufCheckpoint
+Files = Checkpoint | GgufCheckpoint | Scaled
 
 
 def _files(folder: Path, stem: str) -> dict[Path, list[str]]:
