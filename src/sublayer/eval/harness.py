@@ -28,6 +28,7 @@ from ..text.chat import ChatTemplate
 from ..text.tokenizer import special_id
 from ..train.evaluate import evaluating
 from ..train.loss import rows_of_a_chunk
+from ..weights.hub import local
 from ..weights.load import load, read_spec
 from .text import TOKENS, begin_token, refuse, trained_length
 
@@ -56,14 +57,14 @@ class SublayerLM(TemplateLM):
         max_length: int | None = None,
         prefix_token_id: int | None = None,
     ) -> None:
-        """pretrained: a model folder or a GGUF file. batch_size: rows read at once; "auto" or None: as many as make
-        8,192 tokens. max_length: tokens that the model reads; None: what it was made for. prefix_token_id: what stands
-        before a text that has no context; None: see `begin_token`.
+        """pretrained: a folder, a GGUF file or a name of the hub. batch_size: rows read at once; "auto" or None: as
+        many as make 8,192 tokens. max_length: tokens that the model reads; None: what it was made for.
+        prefix_token_id: what stands before a text that has no context; None: see `begin_token`.
 
         Raises UsageError for a model that gives text no probability, and for a dtype that is none.
         """
         super().__init__()
-        path = Path(pretrained)
+        path = local(Path(pretrained))
         spec, _ = read_spec(path)
         refuse(spec)
         kind = getattr(torch, dtype, None)
