@@ -1,6 +1,7 @@
 from pathlib import Path
 from typing import Any, cast
 
+import gguf
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -197,3 +198,30 @@ def test_a_file_that_is_no_template_is_named(tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_bytes(b"a" * (1 << 21))
     with pytest.raises(InputError, match=r"chat_template.jinja: 2097152 bytes are more"):
         ChatTemplate.read(folder)
+
+
+def test_a_gguf_file_has_its_template_in_its_metadata(tmp_path: Path) -> None:
+    def write(path: Path, template: Any) -> Path:
+        writer = gguf.GGUFWriter(path, "llama")
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list(["<a>", "<b>", "<c>"])
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_unk_token_id(99)  # no token: it has no name
+        if isinstance(template, str):
+            writer.add_chat_template(template)
+        elif template is not None:
+            writer.add_uint32("tokenizer.chat_template", template)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        return path
+
+    found = ChatTemplate.read(write(tmp_path / "one.gguf", "{{ bos_token }}{{ eos_token }}{{ unk_token }}"))
+    assert found is not None
+    assert (found.render([]), found.where) == ("<b><c>", str(tmp_path / "one.gguf"))
+    assert ChatTemplate.read(tmp_path) is not None  # the only one of a folder
+    assert ChatTemplate.read(write(tmp_path / "none.gguf", None)) is None
+    assert ChatTemplate.read(tmp_path) is None  # one of two
+    with pytest.raises(InputError, match="tokenizer.chat_template is a text"):
+        ChatTemplate.read(write(tmp_path / "number.gguf", 7))

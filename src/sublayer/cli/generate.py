@@ -154,7 +154,7 @@ class Job:
                         seed = row.seed if seed is None else seed
                 if rows:
                     by_row = {one.row: one for one in window}
-                    show = _Shown(by_row, answers, as_json=as_json, several=len(requests) > 1)
+                    show = _Shown(by_row, answers, progress, as_json=as_json, several=len(requests) > 1)
                     self._answer(self._stream(rows), show, progress)
         finally:
             progress.clear()
@@ -176,7 +176,6 @@ class Job:
                     going.add(event.row)
                     if event.finish is not None:
                         going.remove(event.row)
-                        progress.clear()
                         show.whole(event.row, events.generated(event.row))
         finally:
             for row in sorted(going):  # interrupted: what has come
@@ -234,9 +233,16 @@ class _Shown:
     """Where answers go: stdout, as text or JSON, or the file."""
 
     def __init__(
-        self, requests: Mapping[int, Request], answers: Answers | None, *, as_json: bool, several: bool
+        self,
+        requests: Mapping[int, Request],
+        answers: Answers | None,
+        progress: Progress,
+        *,
+        as_json: bool,
+        several: bool,
     ) -> None:
-        self._requests, self._answers, self._as_json, self._several = requests, answers, as_json, several
+        self._requests, self._answers, self._progress = requests, answers, progress
+        self._as_json, self._several = as_json, several
 
     def whole(self, row: int, found: "Generated") -> None:
         if self._answers is not None:
@@ -247,6 +253,7 @@ class _Shown:
     def part(self, row: int, found: "Generated") -> None:
         """Of an answer that was interrupted: a file has whole ones only."""
         if self._answers is None and found.ids:
+            self._progress.clear()
             json_or_text = _json(self._requests[row], found) if self._as_json else None
             typer.echo(json_or_text or printable(_titled(row, found, several=self._several)))
 
