@@ -76,7 +76,7 @@ def test_progress_is_told_with_rate_and_time_left_after_two_seconds(monkeypatch:
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     tell = module._telling()
     for now in (0.5, 1.9, 2.5, 3.0, 13.0, 20.0):
-        tell(round(now * 10**7), 2 * 10**8)
+        tell("writing", round(now * 10**7), 2 * 10**8)
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "writing: 25.0 MB of 200.0 MB, 10.0 MB/s, 0:18 left",

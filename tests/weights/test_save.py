@@ -201,13 +201,13 @@ def test_a_shard_of_nothing_is_refused(size: int, tmp_path) -> None:
 
 def test_values_are_rounded_once_to_the_dtype_asked_for(tmp_path) -> None:
     model = tiny().build(seed=3)
-    told: list[tuple[int, int]] = []
+    told: list[tuple[str, int, int]] = []
     sublayer.save(model, tmp_path, layout="hf", dtype=torch.bfloat16, progress=lambda *now: told.append(now))
     found = load_file(tmp_path / "model.safetensors")
     assert torch.equal(found["model.embed_tokens.weight"], model.decoder.embed.tokens.weight.bfloat16())
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
     total = sum(tensor.nbytes for tensor in found.values())
-    assert told[-1] == (total, total)
+    assert told[-1] == ("writing", total, total)
     assert told == sorted(told)
 
 

@@ -72,23 +72,25 @@ def _size(count: float) -> str:
     return f"{count:.2f} GB"
 
 
-def _telling(after: float = 2.0, every: float = 10.0) -> Callable[[int, int], None]:
-    """Tells stderr, from `after` seconds on, what is written, its rate and the time left: over one line in a terminal,
-    elsewhere a line every so many seconds."""
+def _telling(after: float = 2.0, every: float = 10.0) -> Callable[[str, int, int], None]:
+    """Tells stderr, from `after` seconds on, what is read and written, the rate and the time left: over one line in a
+    terminal, elsewhere a line every so many seconds."""
     from ..train.view import clock
 
-    begun = shown = time.monotonic()
+    begun: dict[str, float] = {}
+    shown = start = time.monotonic()
     live = sys.stderr.isatty()
 
-    def tell(done: int, total: int) -> None:
+    def tell(what: str, done: int, total: int) -> None:
         nonlocal shown
         now = time.monotonic()
-        gone, ended = now - begun, done == total
-        if gone < after or (not ended and now - shown < (0.2 if live else every) and shown != begun):
+        gone, ended = now - begun.setdefault(what, now if begun else start), done == total
+        if now - start < after or (not ended and now - shown < (0.2 if live else every) and shown != start):
             return
         shown = now
         left = f"done in {clock(gone)}" if ended else f"{clock(gone * (total - done) / max(1, done))} left"
-        line = f"writing: {_size(done)} of {_size(total)}, {_size(done / gone)}/s, {left}"
+        rate = f", {_size(done / gone)}/s" if gone > 0 else ""
+        line = f"{what}: {_size(done)} of {_size(total)}{rate}, {left}"
         typer.echo(f"\r{line}\x1b[K" if live else line, nl=not live or ended, err=True)
 
     return tell

@@ -21,8 +21,8 @@ from ..text.metadata import read_metadata
 from ..text.portable import portable
 from ..text.tokenizer import frame
 from .hub import local
-from .load import gguf_file, load, read_config, read_json, read_spec, stored_dtype
-from .save import Progress, save
+from .load import Progress, gguf_file, load, read_config, read_json, read_spec, stored_dtype
+from .save import save
 
 KINDS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f32"}
 
@@ -103,7 +103,7 @@ def _export_hf(
 ) -> None:
     theirs = (source / "config.json").exists() and not (source / "spec.json").exists()
     tokenizer = None if theirs else _tokenizer(source, note)
-    model = load(source, dtype=dtype)
+    model = load(source, dtype=dtype, progress=progress)
     with replacing_folder(out) as beside:
         save(model, beside, layout="hf", shard_size=shard_size, progress=progress)
         config = read_json(beside / "config.json")
@@ -167,7 +167,7 @@ def _export_gguf(
     else:
         about["tokenizer.ggml.model"] = "none"
     kept = {key: value for key, value in (read_config(source) or {}).items() if key == "max_position_embeddings"}
-    model = load(source, dtype=dtype)
+    model = load(source, dtype=dtype, progress=progress)
     plain = "f16" if kind in QUANTISED else kind
     out.parent.mkdir(parents=True, exist_ok=True)
     write_gguf(model, out, kind=kind, plain=plain, about=about, config=kept, progress=progress, note=note)

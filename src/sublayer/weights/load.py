@@ -27,7 +27,17 @@ from .scaled import Scaled, quantisation
 MAX_JSON_BYTES = 64 << 20  # no config or index of a real model comes near
 
 
-def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> ModelOp:
+Progress = Callable[[str, int, int], object]
+"""Called with what is done ("reading", "writing"), the bytes so far, and of how many."""
+
+
+def load(
+    path: Path | str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    progress: Progress | None = None,
+) -> ModelOp:
     """The model of a folder, Sublayer's (spec.json) or Hugging Face's (config.json), or of a GGUF file (or of a folder
     with one and no more), in evaluation mode; or of the hub, as "org/name" or "org/name@revision" (see `hub.local`).
 
@@ -52,7 +62,7 @@ def load(path: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.
         for row in rows:
             _check_shapes(row, files, shapes)
         model.make_room(device, dtype)  # only now: a file that does not fit costs no memory
-        _fill_all(rows, files, model)
+        _fill_all(rows, files, model, progress)
     return model.eval()
 
 
@@ -70,10 +80,14 @@ def load_into(model: ModelOp, path: Path | str) -> None:
         _fill_all(rows, files, model)
 
 
-def _fill_all(rows: list[Row], files: Files, model: ModelOp) -> None:
+def _fill_all(rows: list[Row], files: Files, model: ModelOp, progress: Progress | None = None) -> None:
     parameters = dict(model.named_parameters())
+    done, total = 0, sum(parameter.nbytes for parameter in parameters.values())
     for row in rows:
         _fill(row, files, parameters)
+        done += sum(parameters[name].nbytes for name in row.our_names)
+        if progress:
+            progress("reading", done, total)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from math import prod
@@ -18,12 +18,11 @@ from ..files import replacing, stream_tensors
 from ..names import Row, expand
 from ..nn.sublayer import ModelOp
 from ..recipes import names, to_hf
+from .load import Progress
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 Kind = tuple[torch.dtype, tuple[int, ...]]
-Progress = Callable[[int, int], object]
-"""Called with bytes written so far, and of how many."""
 
 
 def save(
@@ -84,7 +83,7 @@ def save(
                 file = beside.enter_context(replacing(folder / name))
                 stream_tensors(file, kinds, islice(tensors, len(kinds)))
             if progress:
-                progress(total, total)
+                progress("writing", total, total)
             _write_json(description, about)
     except OSError as error:
         raise WeightsError(f"{folder}: cannot be written: {error}") from None
@@ -112,7 +111,7 @@ def _tensors(
             yield name, tensor.to(dtype)
             done += tensor.numel() * dtype.itemsize
             if progress:
-                progress(done, total)
+                progress("writing", done, total)
 
 
 def _shards(stem: str, kinds: Mapping[str, Kind], largest: int | None) -> dict[str, dict[str, Kind]]:

@@ -35,7 +35,7 @@ FULL = ("ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "token_types", "s
 TRAINING = ("dropout", "balance_loss", "balance_rate", "z_loss")  # parts of a spec that do nothing when a model is run
 LARGEST_HALF = 65504.0
 
-Progress = Callable[[int, int], object]
+Progress = Callable[[str, int, int], object]  # as load and save have it
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _write(
                 out.write(part.data)
                 done += part.nbytes
                 if progress:
-                    progress(done, total)
+                    progress("writing", done, total)
         file.write_padding(out, out.tell())
     finally:
         file.close()
