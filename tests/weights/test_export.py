@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -82,7 +83,7 @@ def test_the_quickstarts_model_opens_in_transformers(quickstart: Path, tmp_path:
     export(quickstart, tmp_path / "hf", to="hf", shard_size=1 << 20)
     assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 1
     ours, tokenizer = sublayer.load(quickstart), load_tokenizer(quickstart)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
     named = AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert (named.bos_token_id, named.eos_token_id) == (tokenizer.eos[0], tokenizer.eos[0])
     for text, ids in zip(TEXTS, prompts(tokenizer), strict=True):
@@ -274,7 +275,7 @@ def test_a_model_is_not_written_over_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("to", ["hf", "gguf"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_an_export_that_is_interrupted_leaves_what_was_there(to, error: type, tmp_path: Path) -> None:
+def test_an_export_that_is_interrupted_leaves_what_was_there(to, error: type[BaseException], tmp_path: Path) -> None:
     source, out = folder(tmp_path / "a", Bytes((END,))), tmp_path / "out"
 
     def stop(what: str, done: int, total: int) -> None:

@@ -11,7 +11,7 @@ import tokenizers
 from ..errors import InputError
 from .byte_pairs import BytePairs
 from .cuts import steps
-from .ggml import CONTROL, NFC, NORMAL, PATTERNS_OF, UNUSED, USER_DEFINED, WHOLE_PIECES_FIRST
+from .ggml import BYTE, CONTROL, NFC, NORMAL, PATTERNS_OF, UNUSED, USER_DEFINED, WHOLE_PIECES_FIRST
 from .patterns import GPT2, PATTERNS
 from .portable import portable
 from .pretrained import Pretrained
@@ -49,6 +49,8 @@ def ggml_metadata(tokenizer: Tokenizer, size: int, note: Callable[[str], object]
         )
     if found["pre"] in INEXACT:
         note(f"llama.cpp cuts text as {found['pre']}, but {INEXACT[found['pre']]}")
+    if found["model"] == "t5" and BYTE in found["token_type"]:
+        note("llama.cpp makes <unk> of characters that a unigram model lacks, and not their bytes: such ids differ")
     lacking = range(len(found["tokens"]), size)
     found["tokens"] += [f"[PAD{id}]" for id in lacking]
     found["token_type"] += [UNUSED] * len(lacking)

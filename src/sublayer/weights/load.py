@@ -147,8 +147,10 @@ def read_config(path: Path) -> dict[str, Any] | None:
 
 def stored_dtype(path: Path | str) -> torch.dtype:
     """The narrowest dtype that holds every weight of a checkpoint as it is stored; float32 for quantised blocks."""
-    with _opened(Path(path)) as (_, _, files):
-        kinds = {files.dtype(name) for name in files.names}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of blocks `load` tells
+        with _opened(Path(path)) as (_, _, files):
+            kinds = {files.dtype(name) for name in files.names}
     floats = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
     found = torch.float16 if kinds & floats.keys() == {"F16"} else torch.bfloat16
     for kind in kinds & floats.keys():
