@@ -1,12 +1,16 @@
 """Reading config.json: whatever stands in it, the answer is a spec or one line."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 import torch
 import transformers
 from transformers.activations import ACT2FN
+from transformers.models.bert import modeling_bert as bert
+from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
+from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
 
 from sublayer.errors import SpecError
 from sublayer.nn.feed_forward import ACTIVATIONS
@@ -191,3 +195,66 @@ def test_an_absent_key_does_not_follow_another() -> None:
     values.pop("num_decoder_layers")
     made = transformers.SwitchTransformersConfig(**values)
     assert len(from_hf(values)[0].find("decoder.blocks")) == made.num_decoder_layers == 12
+
+
+# --- their config classes ---
+
+MADE: dict[str, dict[str, Any]] = {
+    "Deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},  # as all published files say
+    "DebertaV2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+    "DeepseekV2": {"num_experts_per_tok": 6},
+}
+"""What has to be said beside their defaults, by the beginning of a class's name."""
+
+
+def theirs(name: str) -> Any:
+    """A class of transformers; some are not among its public names."""
+    for module in (transformers, bert, qwen3_5, qwen3_5_moe):
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise LookupError(name)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if family(name).HF and name != "dit"])  # dit is diffusers'
+def test_every_key_that_their_class_writes_is_used_or_known(name: str) -> None:
+    """All of to_dict(), with its defaults: more keys than published files have. One more, and it is refused."""
+    for architecture in family(name).HF:
+        changes = next((made for line, made in MADE.items() if re.match(f"{line}(For|Model)", architecture)), {})
+        written = json.loads(json.dumps(theirs(architecture).config_class(**changes).to_dict()))
+        config = written | {"architectures": [architecture]}
+        spec, _ = from_hf(config)
+        assert isinstance(spec, Spec)
+        with pytest.raises(SpecError, match=r"config\.json sets made_up=1, which this recipe does not model"):
+            from_hf(config | {"made_up": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("LlamaForCausaLM", "did you mean 'LlamaForCausalLM'?"),
+        ("LalmaForCausalLM", "did you mean 'LlamaForCausalLM'?"),
+        ("llamaforcausallm", "sublayer recipes lists"),
+        ("BertForNextSentencePrediction", "; of that line, these have: BertModel, "),
+        ("GPT2DoubleHeadsModel", "sublayer recipes lists"),
+        ("BartForConditionalGeneration", "has no recipe; sublayer recipes lists those that have"),
+        ("BartForSequenceClassification", "has no recipe; sublayer recipes lists those that have"),
+        ("Gemma3nForCausalLM", "has no recipe; sublayer recipes lists those that have"),
+    ],
+)
+def test_an_unknown_architecture_is_not_told_as_another_one(name: str, told: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(told)):
+        from_hf({"architectures": [name]})
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("deberta-v2", "one of DebertaV2Model, DebertaV2ForMaskedLM, .* for model_type 'deberta-v2'"),
+        ("gpt_neox", "one of GPTNeoXForCausalLM, .* for model_type 'gpt_neox'"),
+        ("rwkv", "; model_type 'rwkv' has no recipe"),
+        (None, r"it needs architectures=\[…\]$"),
+    ],
+)
+def test_a_file_without_an_architecture_is_told_those_of_its_type(kind: str | None, told: str) -> None:
+    with pytest.raises(SpecError, match=told):
+        from_hf({"model_type": kind} if kind else {})

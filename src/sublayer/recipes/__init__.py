@@ -10,8 +10,10 @@ otherwise), and FILE (the file of weights where it is not called model.safetenso
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -208,16 +210,40 @@ def from_hf(config: Mapping[str, Any]) -> tuple[Model, Any]:
         "architectures", [config["_class_name"]] if "_class_name" in config else None
     )  # diffusers
     if not isinstance(architectures, list) or not architectures:
-        raise SpecError("config.json names no architecture: it needs architectures=[…]")
+        kind = str(config.get("model_type", ""))
+        raise SpecError(f"config.json names no architecture: it needs architectures=[…]{_of_type(kind, readers)}")
     name = str(architectures[0])
     if name not in readers:
-        raise SpecError(f"architecture {name!r} has no recipe{nearest(name, readers)}")
+        raise SpecError(f"architecture {name!r} has no recipe{_nearest(name, readers)}")
     read, module = readers[name]
     try:
         return read(config), module
     except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError) as error:
         # A recipe reads keys as if they were well typed; the spec refuses the rest by name.
         raise SpecError(f"config.json holds a value of the wrong type: {error}") from None
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """For the end of an error line: a near miss of spelling, else other heads of the same model. BART is no BERT,
+    however much their names agree."""
+    line = sorted(_line(name))
+    alike = [one for one in known if sorted(_line(one)) == line]  # letters may have changed places
+    close = get_close_matches(name, alike, n=1, cutoff=0.9)
+    if close:
+        return f" (did you mean {close[0]!r}?)"
+    return f"; of that line, these have: {', '.join(alike)}" if alike else "; sublayer recipes lists those that have"
+
+
+def _of_type(kind: str, known: Iterable[str]) -> str:
+    alike = [one for one in known if _line(one) == "".join(filter(str.isalnum, kind.casefold()))]
+    if alike:
+        return f", one of {', '.join(alike)} for model_type {kind!r}"
+    return f"; model_type {kind!r} has no recipe" if kind else ""
+
+
+def _line(name: str) -> str:
+    """What the names of a model's classes have in common: "qwen3" of Qwen3ForCausalLM."""
+    return re.sub(r"(For[A-Z].*|LMHead.*|Model)$", "", name).casefold()
 
 
 def to_hf(spec: Model) -> tuple[dict[str, Any], Any]:

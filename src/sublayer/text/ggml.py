@@ -48,7 +48,7 @@ def load_gguf(path: Path) -> Tokenizer:
     kind = metadata.get("model")
     if kind is None:
         raise InputError(f"{path}: no tokenizer in it")
-    if kind not in builders:
+    if not isinstance(kind, str) or kind not in builders:
         raise InputError(f"{path}: tokenizer.ggml.model {kind!r} is not supported{nearest(str(kind), builders)}")
     try:
         return builders[kind](metadata)
@@ -58,7 +58,7 @@ def load_gguf(path: Path) -> Tokenizer:
 
 def _byte_pairs(metadata: Mapping[str, Any]) -> BytePairs:
     pre = metadata.get("pre")
-    if pre not in PATTERNS_OF:
+    if not isinstance(pre, str) or pre not in PATTERNS_OF:
         raise InputError(f"tokenizer.ggml.pre {pre!r}: how it cuts text is not known{nearest(str(pre), PATTERNS_OF)}")
     tokens, types = _tokens(metadata)
     by_type: dict[int, dict[str, int]] = {}

@@ -272,7 +272,8 @@ def _files(folder: Path, stem: str) -> dict[Path, list[str]]:
         bad = next((name for name in names if Path(name).name != name or not name.endswith(".safetensors")), None)
         if bad is not None:
             raise WeightsError(f"{index}: {bad!r} is not a safetensors file of this folder")
-        missing = next((name for name in names if not (folder / name).exists()), None)
+        here = {path.name for path in folder.iterdir()}  # what is no name of a file at all is asked for nowhere
+        missing = next((name for name in names if name not in here), None)
         if missing is not None:
             raise WeightsError(f"{index}: shard {missing} is missing")
         listed: dict[Path, list[str]] = {folder / name: [] for name in names}
