@@ -90,6 +90,7 @@ def test_export_is_exact_and_read_by_transformers(changes: dict, tmp_path) -> No
         ("num_sparse_encoder_layers", 3),
         ("encoder_sparse_step", 1),
         ("is_gated_act", True),
+        ("tie_word_embeddings", False),
         ("num_experts", 0),
         ("expert_capacity", 0),
     ],

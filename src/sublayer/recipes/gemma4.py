@@ -288,19 +288,21 @@ def from_hf(values: Mapping[str, Any]) -> Model:
 
 
 def _global(config: Config, layers: list[int]) -> dict[str, int | None]:
-    """Head size and key heads of global layers: two keys of their own or, as transformers writes them, a table."""
+    """Head size and key heads of global layers: two keys of their own or, as transformers writes them, a table of what
+    differs from local ones."""
     table = config.table("per_layer_config")
-    if not table:
+    if "per_layer_config" not in config.values:
         heads = config.count("num_global_key_value_heads", None) if config("attention_k_eq_v", False) else None
         config.used.add("num_global_key_value_heads")
         return {"head_dim": config.count("global_head_dim", 512), "num_key_value_heads": heads}
-    found = list(table.values())
+    found = list(table.values()) or [{}]
     known = isinstance(found[0], dict) and found[0].keys() <= {"head_dim", "num_key_value_heads"}
     named = sorted(int(key) for key in table if key.isdecimal())  # theirs are as long as the largest: "05", "11"
-    if not known or len(named) != len(table) or named != layers or any(one != found[0] for one in found):
+    whole = not table or (len(named) == len(table) and named == layers)
+    if not known or not whole or any(one != found[0] for one in found):
         raise SpecError(f"{config.kind}: per_layer_config gives one head size and number of key heads to global layers")
-    own = Config(found[0])
-    return {"head_dim": own.count("head_dim"), "num_key_value_heads": own.count("num_key_value_heads", None)}
+    own, head_size = Config(found[0]), config.count("head_dim", 256)
+    return {"head_dim": own.count("head_dim", head_size), "num_key_value_heads": own.count("num_key_value_heads", None)}
 
 
 def _ropes(config: Config, head_sizes: dict[str, int]) -> dict[str, Rope]:

@@ -123,7 +123,7 @@ def switch_from_hf(values: Mapping[str, Any]) -> Model:
     config.fix("add_cross_attention", False)
     config.fix("feed_forward_proj", config("dense_act_fn", "relu"))
     config.fix("is_gated_act", False)
-    tied = config("tie_word_embeddings", True)
+    config.fix("tie_word_embeddings", True)  # their class then has three tables
     model = switch(
         config.count("d_model"),
         layers,
@@ -143,7 +143,6 @@ def switch_from_hf(values: Mapping[str, Any]) -> Model:
         capacity=config.count("expert_capacity", 64),
         router_bias=config("router_bias", False),
         jitter=config("router_jitter_noise", 0.01),
-        tied=tied,
     )
     for trunk, routed in _routed(model).items():
         balance = config.over(len(routed), "router_aux_loss_coef", 0.001)
