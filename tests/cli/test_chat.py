@@ -190,8 +190,8 @@ def test_the_oldest_is_left_out_when_the_context_is_full(
 ) -> None:
     code, _, err = run(plain, "abcdefghij\n/reset\n0123456789ABCDEFGHIJ\n", "--context", 16, "--max-tokens", 4)
     assert code == 0
-    assert bytes(prompts[1][0]).decode() == "89ABCDEFGHIJ"
-    assert "(the context of 16 tokens is full: the oldest 8 tokens are left out)" in err
+    assert bytes(prompts[1][0]).decode() == "BCDEFGHIJ"  # three quarters of what there is room for
+    assert "(the context of 16 tokens is full: the oldest 11 tokens are left out)" in err
     prompts.clear()
     code, _, err = run(turns, "one\ntwo\nthree\n", "--context", 70, "--max-tokens", 5, "--system", "Be good.")
     assert code == 0
@@ -409,10 +409,28 @@ def test_a_running_text_keeps_the_token_that_begins_it(tmp_path: Path) -> None:
     text.say("abcdef")
     assert named(text.prompt(99).ids, tokenizer) == "{<s>}abcdef"  # and not the one that ends it
     ids, dropped = text.prompt(4)
-    assert (named(ids, tokenizer), dropped) == ("{<s>}def", 3)
+    assert (named(ids, tokenizer), dropped) == ("{<s>}ef", 4)
     text.heard("g", ended=False)
     ids, dropped = text.prompt(4)
-    assert (named(ids, tokenizer), dropped) == ("{<s>}efg", 1)
+    assert (named(ids, tokenizer), dropped) == ("{<s>}efg", 0)
+    text.heard("h", ended=False)
+    ids, dropped = text.prompt(4)
+    assert (named(ids, tokenizer), dropped) == ("{<s>}gh", 2)
+
+
+@pytest.mark.parametrize("kind", [RunningText, lambda tokenizer: Turns(tokenizer, ChatTemplate(CHATML))])
+def test_most_prompts_of_a_full_context_begin_as_the_one_before(kind: Any, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tokenizer_folder(tmp_path))
+    said, before, anew = kind(tokenizer), list[int](), 0
+    for turn in range(16):
+        said.say(f"line {turn}\n")
+        ids = said.prompt(200).ids
+        assert len(ids) <= 200
+        assert f"line {turn}" in tokenizer.decode(ids)
+        anew += ids[: len(before)] != before
+        before = ids
+        said.heard("an answer, " * (1 + turn % 2), ended=False)
+    assert 1 <= anew <= 5
 
 
 def test_turns_that_are_not_turns_are_not_read(tmp_path: Path) -> None:

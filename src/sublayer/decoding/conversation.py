@@ -35,7 +35,8 @@ class Conversation(Protocol):
         ...
 
     def prompt(self, room: int) -> Prompt:
-        """The ids of it all, at most `room`: the oldest is left out first.
+        """The ids of it all, at most `room`: the oldest is left out first, a quarter of the room at once, so that the
+        next prompts begin as this one and need not be read from their beginning.
 
         Raises InputError where nothing was said, and where the last message alone is too much.
         """
@@ -82,12 +83,13 @@ class RunningText:
             ids.pop()
         if not ids:
             raise InputError("there is nothing to continue: type something")
-        if len(ids) <= room:
+        before = self._dropped
+        if len(ids) - before > room:
+            self._dropped = len(ids) - _less(room)
+        if not self._dropped:
             return Prompt(ids, 0)
         begin = [token for token in ids[:1] if not self._tokenizer.token_bytes(token)][: room - 1]
-        dropped, before = len(ids) - room, self._dropped
-        self._dropped = dropped
-        return Prompt(begin + ids[len(ids) - room + len(begin) :], max(dropped - before, 0))
+        return Prompt(begin + ids[self._dropped + len(begin) :], max(self._dropped - before, 0))
 
     def clear(self) -> None:
         self.text, self.ended, self._dropped = "", False, 0
@@ -122,18 +124,18 @@ class Turns:
         self.messages.append({"role": "assistant", "content": text})
 
     def prompt(self, room: int) -> Prompt:
-        before = self._first
+        before, limit = self._first, room
         system = [{"role": "system", "content": self.system}] if self.system else []
         while True:
             ids = self._template.encode([*system, *self.messages[self._first :]], self._tokenizer)
-            if len(ids) <= room:
-                return Prompt(ids, self._first - before)
             later = range(self._first + 1, len(self.messages))
             following = next((i for i in later if self.messages[i]["role"] == "user"), None)
+            if len(ids) <= limit or (following is None and len(ids) <= room):
+                return Prompt(ids, self._first - before)
             if following is None:
                 self._first = before
                 raise InputError(f"the last message takes {len(ids)} tokens, and there is room for {room}")
-            self._first = following
+            self._first, limit = following, _less(room)
 
     def clear(self) -> None:
         self.messages, self._first = [], 0
@@ -148,6 +150,10 @@ class Turns:
         self.clear()
         self.messages = [{"role": message["role"], "content": message["content"]} for message in messages]
         self.system = system
+
+
+def _less(room: int) -> int:
+    return max(room * 3 // 4, min(room, 2))
 
 
 def _is_message(message: Any) -> bool:
