@@ -177,10 +177,32 @@ def test_the_space_before_a_text_is_the_files_choice_and_user_defined_pieces_are
     assert not tokenizer.token_bytes(tokenizer.encode("cat")[0]).startswith(b" ")
 
 
+def test_word_pieces_are_those_of_the_vocabulary_that_they_were_made_from(tmp_path) -> None:
+    words = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz", ",", "cat"]
+    words += ["##s", "##t", "##at", "the", "##é"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    wanted = load_tokenizer(tmp_path / "vocab.txt")
+    special = [word.startswith("[") and word != "[unused0]" for word in words]
+    written = [
+        word if control else word[2:] if word.startswith("##") else "▁" + word
+        for word, control in zip(words, special, strict=True)
+    ]
+    values = {"model": "bert", "tokens": written, "token_type": [CONTROL if one else NORMAL for one in special]}
+    write(tmp_path / "model.gguf", base=lambda: values)
+    found = load_tokenizer(tmp_path / "model.gguf")
+    for text in [*HARD, "The cats, the hat: seat", "the [SEP] cats", "é"]:
+        assert found.encode(text) == wanted.encode(text)
+        assert found.encode(text, framed=True) == wanted.encode(text, framed=True)
+    ids = found.encode("The cats", framed=True)
+    assert [words[id] for id in ids] == ["[CLS]", "the", "cat", "##s", "[SEP]"]
+    assert found.decode(ids) == wanted.decode(ids)
+
+
 @pytest.mark.parametrize(
     ("base", "change", "reason"),
     [
-        (None, {"model": "bert"}, r"tokenizer.ggml.model 'bert' is not supported \(known: gpt2, llama, t5\)"),
+        (None, {"model": "rwkv"}, r"tokenizer.ggml.model 'rwkv' is not supported \(known: bert, gpt2, llama, t5\)"),
+        (None, {"model": "bert"}, r"not BERT's vocabulary: no token is \[UNK\]"),
         (None, {"pre": "smolm"}, r"tokenizer.ggml.pre 'smolm': .* is not known \(did you mean 'smollm'\?\)"),
         (None, {"pre": "default"}, "tokenizer.ggml.pre 'default': how it cuts text is not known"),
         (None, {"tokens": "abc"}, "tokenizer.ggml.tokens: expected a list of strings"),

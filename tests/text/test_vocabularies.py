@@ -134,5 +134,5 @@ def test_berts_ids_are_those_of_a_tokenizer_json(bert: Tokenizer, text: str) -> 
 
 def test_a_list_without_berts_special_tokens_is_refused(tmp_path) -> None:
     write_words(tmp_path, WORDS[:4])
-    with pytest.raises(InputError, match=r"vocab.txt: not BERT's vocabulary: no line is \[SEP\]"):
+    with pytest.raises(InputError, match=r"vocab.txt: not BERT's vocabulary: no token is \[SEP\]"):
         load_tokenizer(tmp_path)

@@ -45,7 +45,7 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 8}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.25, 1.5, 2.0],
             "long_factor": [1.0, 3.0, 4.5, 8.0], "original_max_position_embeddings": 8}  # fmt: skip
-ENCODER = {
+ENCODER: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 32,
     "num_hidden_layers": 2,

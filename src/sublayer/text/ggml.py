@@ -11,8 +11,10 @@ from .byte_pairs import BytePairs
 from .merges import Pair
 from .metadata import read_metadata
 from .patterns import DEEPSEEK_CODER, DEEPSEEK_V3, DIGIT, GPT2, PATTERNS, QWEN2, QWEN35, TEKKEN
+from .pretrained import Pretrained
 from .sentence_piece import SentencePiece
 from .tokenizer import Tokenizer
+from .vocabularies import word_pieces
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
@@ -35,7 +37,7 @@ BEGIN_BY_DEFAULT = (*WHOLE_PIECES_FIRST,)
 
 
 def load_gguf(path: Path) -> Tokenizer:
-    """Byte-level BPE ("gpt2"), and SentencePiece's BPE ("llama") and unigram ("t5") models.
+    """Byte-level BPE ("gpt2"), SentencePiece's BPE ("llama") and unigram ("t5") models, BERT's word pieces ("bert").
 
     Raises InputError for metadata that is not whole, and for a kind or a way to cut text that is not known.
     """
@@ -44,7 +46,7 @@ def load_gguf(path: Path) -> Tokenizer:
         for key, value in read_metadata(path).items()
         if key.startswith("tokenizer.ggml.")
     }
-    builders = {"gpt2": _byte_pairs, "llama": _sentence_piece, "t5": _sentence_piece}
+    builders = {"gpt2": _byte_pairs, "llama": _sentence_piece, "t5": _sentence_piece, "bert": _words}
     kind = metadata.get("model")
     if kind is None:
         raise InputError(f"{path}: no tokenizer in it")
@@ -106,6 +108,18 @@ def _sentence_piece(metadata: Mapping[str, Any]) -> SentencePiece:
     before = _mark(metadata, tokens, "bos", default=llama)
     after = _mark(metadata, tokens, "eos", default=not llama)
     return SentencePiece(proto, eos=_eos(metadata, tokens), frame=(before, after))
+
+
+def _words(metadata: Mapping[str, Any]) -> Pretrained:
+    """GGUF writes "▁" before a piece that begins a word, others bare; in a vocabulary, others have "##" there.
+    Text is lowercased where no word has a capital letter, for GGUF says nothing of it."""
+    tokens, types = _tokens(metadata)
+    vocab: dict[str, int] = {}
+    for id, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+        inner = kind == NORMAL and not token.startswith("▁")
+        vocab[f"##{token}" if inner else token.removeprefix("▁") if kind == NORMAL else token] = id
+    model = word_pieces(vocab, {})
+    return Pretrained(model, eos=_eos(metadata, tokens), unknown=vocab["[UNK]"])
 
 
 def _piece(token: str, kind: int) -> bytes:

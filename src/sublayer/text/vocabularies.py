@@ -1,6 +1,10 @@
 """The older formats of vocabularies: GPT-2's pair of files, and BERT's list of words."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import tokenizers
 
 from ..errors import InputError
 from .build import added_tokens, byte_level, from_json
@@ -73,16 +77,25 @@ def load_words(path: Path) -> Pretrained:
     """
     lines = _text(path).removesuffix("\n").split("\n")
     vocab = {line.removesuffix("\r"): id for id, line in enumerate(lines)}
+    config = read_config(path.parent)
+    try:
+        model = word_pieces(vocab, config)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return Pretrained(model, eos=read_eos(path.parent, vocab.get) or (), unknown=vocab["[UNK]"], config=config)
+
+
+def word_pieces(vocab: Mapping[str, int], config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """BERT's model of a vocabulary, with what a tokenizer_config.json says of its text. Raises InputError for a
+    vocabulary without the tokens that frame a text."""
     specials = {name: vocab[name] for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if name in vocab}
     lacking = [name for name in ("[UNK]", "[CLS]", "[SEP]") if name not in specials]
     if lacking:
-        raise InputError(f"{path}: not BERT's vocabulary: no line is {lacking[0]}")
-    config = read_config(path.parent)
+        raise InputError(f"not BERT's vocabulary: no token is {lacking[0]}")
     capital = any(
         token != token.lower() for token in vocab if token not in specials and not token.startswith("[unused")
     )
-    lowercase = bool(config.get("do_lower_case", not capital))
-    model = from_json(
+    return from_json(
         {
             "version": "1.0",
             "added_tokens": added_tokens(specials, {}),
@@ -91,7 +104,7 @@ def load_words(path: Path) -> Pretrained:
                 "clean_text": True,
                 "handle_chinese_chars": bool(config.get("tokenize_chinese_chars", True)),
                 "strip_accents": config.get("strip_accents"),
-                "lowercase": lowercase,
+                "lowercase": bool(config.get("do_lower_case", not capital)),
             },
             "pre_tokenizer": {"type": "BertPreTokenizer"},
             "post_processor": {
@@ -105,11 +118,10 @@ def load_words(path: Path) -> Pretrained:
                 "unk_token": "[UNK]",
                 "continuing_subword_prefix": "##",
                 "max_input_chars_per_word": 100,
-                "vocab": vocab,
+                "vocab": dict(vocab),
             },
         }
     )
-    return Pretrained(model, eos=read_eos(path.parent, vocab.get) or (), unknown=vocab["[UNK]"], config=config)
 
 
 def _text(path: Path) -> str:
