@@ -11,7 +11,7 @@ import sublayer
 from sublayer.nn.head import of_documents
 from sublayer.nn.sublayer import ModelOp
 from sublayer.step import Step
-from tests.oracle import PADDED, agree, close, raised, saved
+from tests.oracle import PADDED, agree, close, raised, reopened, round_trip, saved
 
 IDS = torch.randint(2, 97, (2, 12), generator=torch.Generator().manual_seed(1))  # 0 and 1 are padding, whose rows
 # of the table get no gradient in theirs
@@ -51,17 +51,6 @@ def check_head(
 
 def check_heads_export(theirs: PreTrainedModel, folder: Path) -> None:
     """Import → export → import is exact to the bit, and transformers reads the export as the same function."""
-    first = sublayer.load(saved(theirs, folder / "theirs"), dtype=torch.float64)
-    sublayer.save(first, folder / "ours", layout="hf")
-    again = sublayer.load(folder / "ours", dtype=torch.float64)
-    assert again.spec == first.spec
-    for (name, one), (other_name, other) in zip(first.named_parameters(), again.named_parameters(), strict=True):
-        assert name == other_name
-        assert torch.equal(one, other), name
-    with raised():
-        found: Any = type(theirs).from_pretrained(
-            folder / "ours", dtype=torch.float64, attn_implementation="eager", output_loading_info=True
-        )
-    back, report = found
-    assert not any(report.values()), report
-    close(answer(back.double().eval(), IDS), answer(theirs, IDS), "answer of the export")
+    round_trip(theirs, folder)
+    again = reopened(folder / "ours", type(theirs))
+    close(answer(again, IDS), answer(theirs, IDS), "answer of the export")

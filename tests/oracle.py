@@ -341,10 +341,8 @@ def check_export(family: type, folder: Path, **changes: Any) -> None:
     export(oracle(family, **changes), folder, ids)
 
 
-def export(
-    theirs: PreTrainedModel, folder: Path, ids: Tensor, source: Tensor | None = None, made: Any = AutoModelForCausalLM
-) -> None:
-    """What `check_export` does, with a model, its inputs, and the class that reads the export."""
+def round_trip(theirs: PreTrainedModel, folder: Path) -> None:
+    """Import → export → import is exact to the bit; the export lies in folder/ours."""
     first = sublayer.load(saved(theirs, folder / "theirs"), dtype=torch.float64)
     sublayer.save(first, folder / "ours", layout="hf")
     again = sublayer.load(folder / "ours", dtype=torch.float64)
@@ -352,6 +350,13 @@ def export(
     for (name, one), (other_name, other) in zip(first.named_parameters(), again.named_parameters(), strict=True):
         assert name == other_name
         assert torch.equal(one, other), name
+
+
+def export(
+    theirs: PreTrainedModel, folder: Path, ids: Tensor, source: Tensor | None = None, made: Any = AutoModelForCausalLM
+) -> None:
+    """What `check_export` does, with a model, its inputs, and the class that reads the export."""
+    round_trip(theirs, folder)
     with raised():
         logits = reopened(folder / "ours", made)(**asked(ids, source)).logits
         expected = theirs(**asked(ids, source)).logits
