@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 import torch
 from transformers import (
@@ -32,9 +31,6 @@ from transformers import (
 )
 
 import sublayer
-from sublayer.names import expand
-from sublayer.recipes import names, to_hf
-from sublayer.weights.gguf import writer
 from tests.llama_cpp import LlamaCpp
 from tests.oracle import close, compare, oracle, raised, saved
 from tests.weights.gguf_writer import write
@@ -116,52 +112,6 @@ def test_llama_cpp_finds_the_same_in_the_file(name: str, tmp_path: Path) -> None
         ours = sublayer.load(path, dtype=torch.float64)(ids)[0, -1].log_softmax(-1)
     theirs = LlamaCpp(path).log_probabilities(ids[0].tolist(), 97)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-2 if name in ROUGH else 1e-5)
-
-
-@pytest.mark.parametrize("name", WITHOUT_WINDOW)  # with one, it is written as Mistral, which GGUF has not
-def test_a_table_read_backward_says_the_same_spec(name: str, tmp_path: Path) -> None:
-    """config.json → metadata, names and shapes of tensors → config.json, as export needs it."""
-    family, changes = CASES[name]
-    ours = sublayer.load(saved(oracle(family, **changes), tmp_path))
-    config, module = to_hf(ours.spec)
-    table = writer(config)
-    theirs = {
-        theirs: value
-        for row in expand(names(module, ours.spec), ours)
-        for theirs, value in zip(
-            row.their_names, row.change.back([ours.get_parameter(one).detach() for one in row.our_names]), strict=True
-        )
-    }
-    written = dict(table.computed(config))
-    for row in table.rows(config):
-        for layer in range(8):
-            one = row.at([layer] * row.our_names[0].count("{}"))
-            if all(name in theirs for name in one.their_names):
-                values = one.change.into([theirs.pop(name) for name in one.their_names])
-                written |= dict(zip(one.our_names, values, strict=True))
-    assert not theirs, "tensors that no row names"
-    path = tmp_path / "x.gguf"
-    _write(path, table.metadata(config), written)
-    again = sublayer.load(path)
-    assert to_hf(again.spec)[0] == config
-    for (name, one), (other, value) in zip(ours.named_parameters(), again.named_parameters(), strict=True):
-        assert name == other
-        torch.testing.assert_close(value, one, rtol=1e-6, atol=1e-6)
-
-
-def _write(path: Path, metadata: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    out = gguf.GGUFWriter(path, metadata["general.architecture"])
-    for key, value in metadata.items():
-        if key == "general.architecture":
-            continue
-        add = {bool: out.add_bool, int: out.add_uint32, float: out.add_float32, str: out.add_string}.get(type(value))
-        (add or out.add_array)(key, value)
-    for name, value in tensors.items():
-        out.add_tensor(name, value.float().contiguous().numpy())
-    out.write_header_to_file()
-    out.write_kv_data_to_file()
-    out.write_tensors_to_file()
-    out.close()
 
 
 def test_bert_gives_vectors_without_the_pooler_that_gguf_leaves_out(tmp_path: Path) -> None:
