@@ -333,7 +333,7 @@ def _check_names(files: Files, rows: list[Row], ignored: Iterable[str]) -> None:
     extra = sorted(name for name in files.names - wanted if not matches(ignored, name))
     if extra:
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
-        raise WeightsError(f"{files.file(extra[0])}: tensor {extra[0]}{more} has no place in the model")
+        raise WeightsError(f"{files.file(extra[0])}: tensor {files.called(extra[0])}{more} has no place in the model")
 
 
 def _check_shapes(row: Row, files: Files, shapes: dict[str, torch.Size]) -> None:
@@ -342,11 +342,11 @@ def _check_shapes(row: Row, files: Files, shapes: dict[str, torch.Size]) -> None
         dtype = files.dtype(name)
         if dtype in SCALED:
             raise WeightsError(
-                f"{files.file(name)}: {name} holds {dtype}, which needs scales that no recipe models; "
+                f"{files.file(name)}: {files.called(name)} holds {dtype}, which needs scales that no recipe models; "
                 "load a release in BF16, or dequantise it first"
             )
         if dtype not in ("F64", "F32", "F16", "BF16"):
-            raise WeightsError(f"{files.file(name)}: {name} holds {dtype}, not floating-point weights")
+            raise WeightsError(f"{files.file(name)}: {files.called(name)} holds {dtype}, not floating-point weights")
     name = row.their_names[0]
     given = [files.shape(name) for name in row.their_names]
     wanted = [list(shapes[name]) for name in row.our_names]
@@ -356,7 +356,9 @@ def _check_shapes(row: Row, files: Files, shapes: dict[str, torch.Size]) -> None
         found = None
     if found != wanted:
         parts = ", ".join(f"{ours} {shape}" for ours, shape in zip(row.our_names, wanted, strict=True))
-        raise WeightsError(f"{files.file(name)}: {name} is {given[0]}, which does not give the model's {parts}")
+        raise WeightsError(
+            f"{files.file(name)}: {files.called(name)} is {given[0]}, which does not give the model's {parts}"
+        )
 
 
 @torch.no_grad()
