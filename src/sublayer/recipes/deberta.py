@@ -99,9 +99,9 @@ class DisentangledOp(AttentionOp):
 
     def forward(self, x: Tensor, step: Step, state: State | None = None) -> Tensor:
         """Packed documents are taken out of their rows, for every pair of a row's tokens would have a score."""
-        starts, given = (step.shared or Shared()).starts, (step.mask, step.bias, self.watch)
-        plain = starts is None or any(one is not None for one in given) or torch.compiler.is_compiling()
-        if plain or step.segment is None or step.pos is None or not bool(starts.any()):
+        starts = (step.shared or Shared()).starts
+        plain = torch.compiler.is_compiling() or any(one is not None for one in (step.mask, step.bias, self.watch))
+        if plain or starts is None or step.segment is None or step.pos is None or not bool(starts.any()):
             return super().forward(x, step, state)
         y, pos, real = torch.zeros_like(x), step.pos.expand_as(step.segment), torch.ones_like(step.segment)
         for _, part in Documents.of(step.segment).alike():
