@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -20,11 +21,12 @@ import sublayer
 from sublayer.cli.quickstart import CONFIG
 from sublayer.errors import InputError, SpecError, UsageError
 from sublayer.recipes import FAMILIES, family
-from sublayer.text import Bytes, Characters, Tokenizer, Words, load_tokenizer, train_bpe
+from sublayer.text import Bytes, Characters, SentencePiece, Tokenizer, Words, load_tokenizer, train_bpe
 from sublayer.train import read_run, train
 from sublayer.weights.exports import export
 from tests import assets
 from tests.llama_cpp import LlamaCpp
+from tests.text.kinds import sentence_piece_model
 from tests.text.strings import HARD
 from tests.tiny import tiny
 
@@ -196,6 +198,22 @@ def test_tokenizers_go_along_to_llama_cpp(name: str, tmp_path: Path) -> None:
         assert theirs.greedy(ids, 32) == wanted[:end]
     export(tmp_path / "x.gguf", tmp_path / "b", to="hf")
     assert (tmp_path / "b" / "chat_template.jinja").read_text() == template
+
+
+def test_pieces_beside_a_tokenizer_json_go_along_to_llama_cpp(tmp_path: Path) -> None:
+    """As folders of Llama 2 and Gemma hold both; GGUF has no BPE over characters."""
+    pieces = SentencePiece(sentence_piece_model("bpe"), frame=((1,), ()))
+    source = folder(tmp_path / "a", pieces)
+    vocab = {piece: id for id in range(pieces.size) if (piece := pieces.name_of(id)) is not None}
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [], byte_fallback=True))
+    library.save(str(source / "tokenizer.json"))
+    assert not isinstance(load_tokenizer(source), SentencePiece)
+    export(source, tmp_path / "x.gguf", to="gguf")
+    again = load_tokenizer(tmp_path / "x.gguf")
+    assert [again.encode(text, framed=True) for text in TEXTS] == [pieces.encode(text, framed=True) for text in TEXTS]
+    (source / "tokenizer.model").unlink()
+    with pytest.raises(InputError, match=r"and not this tokenizer \(BPE\)"):
+        export(source, tmp_path / "y.gguf", to="gguf")
 
 
 @pytest.mark.parametrize(

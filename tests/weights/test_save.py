@@ -213,6 +213,17 @@ def test_values_are_rounded_once_to_the_dtype_asked_for(tmp_path) -> None:
     assert told == sorted(told)
 
 
+def test_a_value_beyond_float16_is_refused_by_name(tmp_path) -> None:
+    """It would be written as infinite."""
+    model = tiny().build(seed=3)
+    with torch.no_grad():
+        model.get_parameter("decoder.blocks.1.ffn.op.down.weight")[2, 3] = -66246.0
+    with pytest.raises(WeightsError, match="layers.1.mlp.down_proj.weight: holds 66246, beyond float16's 65504"):
+        sublayer.save(model, tmp_path / "new", layout="hf", dtype=torch.float16)
+    assert list((tmp_path / "new").iterdir()) == []
+    sublayer.save(model, tmp_path / "new", layout="hf", dtype=torch.bfloat16)
+
+
 def test_a_stream_that_is_not_as_announced_is_a_fault(tmp_path) -> None:
     kinds = {"a": (torch.float32, (2, 3)), "b": (torch.float32, (4,))}
     tensors = {"a": torch.ones(2, 3), "b": torch.ones(3)}

@@ -14,7 +14,7 @@ from ..errors import UsageError
 from ..files import replacing, replacing_folder
 from ..nn.sublayer import Model
 from ..recipes import to_hf
-from ..text import Tokenizer, load_tokenizer
+from ..text import BytePairs, Pretrained, Tokenizer, load_tokenizer
 from ..text.chat import ChatTemplate
 from ..text.load import has_tokenizer
 from ..text.metadata import read_metadata
@@ -157,7 +157,7 @@ def _export_gguf(
         note("float64 is rounded to F32, the widest that llama.cpp reads")
     spec, _ = read_spec(source)
     about: dict[str, Any] = {"general.name": (source.parent if source.name == "model" else source).resolve().stem}
-    tokenizer = _tokenizer(source, note)
+    tokenizer = _of_pieces(_tokenizer(source, note), source)
     if tokenizer is not None:
         from ..text.ggml_write import ggml_metadata
 
@@ -171,6 +171,15 @@ def _export_gguf(
     plain = "f16" if kind in QUANTISED else kind
     out.parent.mkdir(parents=True, exist_ok=True)
     write_gguf(model, out, kind=kind, plain=plain, about=about, config=kept, progress=progress, note=note)
+
+
+def _of_pieces(tokenizer: Tokenizer | None, source: Path) -> Tokenizer | None:
+    """The SentencePiece model beside a tokenizer.json that was made from it, for GGUF holds the former alone."""
+    path = source / "tokenizer.model"
+    if not isinstance(tokenizer, Pretrained) or isinstance(tokenizer, BytePairs) or not path.is_file():
+        return tokenizer
+    pieces = load_tokenizer(path)
+    return pieces if pieces.size == tokenizer.size else tokenizer
 
 
 # --- both ---

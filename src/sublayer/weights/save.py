@@ -41,7 +41,7 @@ def save(
     tensor is taken. A tied head is stored once.
     Raises, before anything that stood there is touched: SpecError for a model no Hugging Face class has; WeightsError
     for a model without values, for a folder that holds a checkpoint of another layout, beside which this one would not
-    be read, and for a file that cannot be written.
+    be read, for a value that float16 cannot hold, and for a file that cannot be written.
     """
     if layout not in ("sublayer", "hf"):
         raise UsageError(f'layout={layout!r}: "sublayer" or "hf"')
@@ -108,7 +108,11 @@ def _tensors(
     for row in rows:
         theirs = row.change.back([parameters[name] for name in row.our_names])
         for name, tensor in zip(row.their_names, theirs, strict=True):
-            yield name, tensor.to(dtype)
+            stored = tensor.to(dtype)
+            if dtype == torch.float16 and not tensor.is_meta and bool((stored.isinf() & tensor.isfinite()).any()):
+                most = float(tensor.abs().max())
+                raise WeightsError(f"{name}: holds {most:.6g}, beyond float16's 65504; save as bfloat16 or float32")
+            yield name, stored
             done += tensor.numel() * dtype.itemsize
             if progress:
                 progress("writing", done, total)
