@@ -98,10 +98,15 @@ class Row:
         theirs, ours = (tuple(name.format(*numbers) for name in _names(side)) for side in (self.theirs, self.ours))
         return Row(theirs, ours, self.change, self.sized)
 
-    def of(self, model: nn.Module) -> Row:
-        """The row of one layer with the change and the experts that the model's sizes ask for."""
+    def of(self, model: nn.Module, most: int | None = None) -> Row:
+        """The row of one layer with the change and the experts that the model's sizes ask for.
+
+        most: how many names there can be. Raises WeightsError for more experts than that.
+        """
         if any("*" in name for name in self.their_names):
             experts = range(len(model.get_parameter(self.our_names[0])))
+            if most is not None and len(experts) > most:
+                raise WeightsError(f"{self.our_names[0]} has {len(experts)} experts, the checkpoint {most} tensors")
             every = [name.replace("*", str(i)) for name in self.their_names for i in (experts if "*" in name else (0,))]
             return Row(tuple(every), self.ours, self.change, self.sized).of(model)
         if self.sized is None:
@@ -119,12 +124,12 @@ class Row:
         return _names(self.ours)
 
 
-def expand(rows: Iterable[Row], ours: nn.Module | Iterable[str]) -> list[Row]:
+def expand(rows: Iterable[Row], ours: nn.Module | Iterable[str], most: int | None = None) -> list[Row]:
     """The rows that a model needs, one for each number that occurs in its parameters' names; names alone will do where
     no row depends on sizes.
 
     A row none of whose names occur is left out (a bias the model does not have). Raises WeightsError for a parameter
-    that no row names, or a row only some of whose names occur.
+    that no row names, a row only some of whose names occur, and more experts than `most`, the names there can be.
     """
     model = ours if isinstance(ours, nn.Module) else nn.Module()
     left = {name for name, _ in ours.named_parameters()} if isinstance(ours, nn.Module) else set(ours)
@@ -139,7 +144,7 @@ def expand(rows: Iterable[Row], ours: nn.Module | Iterable[str]) -> list[Row]:
             if missing:
                 raise WeightsError(f"{sorted(missing)[0]}: the model has no such parameter, or two rows name it")
             left -= set(concrete.our_names)
-            found.append(concrete.of(model))
+            found.append(concrete.of(model, most))
     if left:
         raise WeightsError(f"{sorted(left)[0]}: no row of the checkpoint table names this parameter")
     return found

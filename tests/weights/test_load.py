@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, LlamaConfig
+from transformers import GPT2Config, LlamaConfig, MixtralConfig
 
 import sublayer
 from sublayer.errors import SpecError, SublayerError, UsageError, WeightsError
@@ -173,6 +173,22 @@ def test_a_config_far_larger_than_the_file_is_refused_before_memory_is_taken(tmp
     saved(oracle(LlamaConfig), tmp_path)
     edit_config(tmp_path, hidden_size=1 << 20, intermediate_size=1 << 20)  # 4 TiB of parameters
     with pytest.raises(WeightsError, match="which does not give the model's"):
+        sublayer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        (LlamaConfig, {"num_hidden_layers": 9_999}, "the description has 9999 layers, the checkpoint 21 tensors"),
+        (MixtralConfig, {"num_local_experts": 1 << 30}, "has 1073741824 experts, the checkpoint 41 tensors"),
+    ],
+)
+def test_a_config_of_far_more_parts_than_the_file_is_refused_before_they_are_built(
+    family, changes, message: str, tmp_path
+) -> None:
+    saved(oracle(family), tmp_path)
+    edit_config(tmp_path, **changes)
+    with pytest.raises(WeightsError, match=message):
         sublayer.load(tmp_path)
 
 

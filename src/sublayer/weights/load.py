@@ -54,9 +54,11 @@ def load(
         if family is not None:
             spec, tied = _settle_tying(spec, family, files, spell)
             unread = (*unread, *map(spell, unread), *tied)
+        _check_layers(spec, files)
         model = spec.empty(device="meta")
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        rows = expand(names(family, spec), model) if family is not None else [Row(name, name) for name in shapes]
+        table = names(family, spec) if family is not None else None
+        rows = [Row(name, name) for name in shapes] if table is None else expand(table, model, len(files.names))
         rows = [Row(tuple(map(spell, row.their_names)), row.ours, row.change) for row in rows]
         _check_names(files, rows, unread)
         for row in rows:
@@ -320,6 +322,13 @@ def _spelling(family: Any, files: Files) -> Callable[[str], str]:
         return name
 
     return spell
+
+
+def _check_layers(spec: Model, files: Files) -> None:
+    """Before they are built, even without memory: each layer takes a tensor at least."""
+    layers = sum(len(trunk.blocks) for trunk in (spec.encoder, spec.decoder) if trunk is not None)
+    if layers > len(files.names):
+        raise WeightsError(f"the description has {layers} layers, the checkpoint {len(files.names)} tensors")
 
 
 def _check_names(files: Files, rows: list[Row], ignored: Iterable[str]) -> None:
