@@ -316,7 +316,7 @@ def record(r: Random, one: Record, all_of_them: list[Record]) -> Record:
     if way == 2:
         return one._replace(shape=r.choice([[], one.shape[::-1], [*one.shape, 1], [1] * 5, [1] * 1000]))
     if way == 3:
-        return one._replace(kind=r.choice([*range(45), 255, 1 << 31]))
+        return one._replace(kind=r.choice([*range(45), *[9] * 15, 255, 1 << 31]))
     if way == 4:
         return one._replace(offset=r.choice([*HUGE, one.offset + 1, one.offset + 32, max(0, one.offset - 32)]))
     return one._replace(offset=r.choice(all_of_them).offset)

@@ -1,5 +1,6 @@
 """Mutated files end in a model or in one line; `python -m tests.fuzz` tries many more, and under limits."""
 
+import struct
 from pathlib import Path
 from random import Random
 
@@ -45,6 +46,24 @@ def test_a_hundred_files_that_lie_are_refused_in_one_line(kind: str, seeds: dict
 def test_a_gguf_file_is_written_as_it_was_read(seeds: dict[str, Path]) -> None:
     data = (seeds["GGUF"] / "x.gguf").read_bytes()
     assert Gguf.read(data).write() == data
+
+
+@pytest.mark.parametrize(
+    ("tensor", "key"),
+    [(b"token_embd.weight", None), (None, b"tokenizer.ggml.model"), (None, b"tokenizer.ggml.pre")],
+)
+def test_what_was_once_no_refusal(tensor: bytes | None, key: bytes | None, seeds: dict[str, Path]) -> None:
+    """A table that is a single number; a list where a name should be."""
+    path = seeds["GGUF"] / "x.gguf"
+    data = path.read_bytes()
+    whole = Gguf.read(data)
+    records = [one._replace(shape=[]) if one.name == tensor else one for one in whole.records]
+    numbers = struct.pack("<IQI", 4, 1, 7)
+    keys = [one._replace(kind=9, value=numbers) if one.name == key else one for one in whole.keys]
+    path.write_bytes(Gguf(keys, records, whole.data).write())
+    found = outcome(path.parent, "GGUF")
+    path.write_bytes(data)
+    assert "fault" not in found, found["fault"]
 
 
 def test_every_refusal_of_the_readers_is_known_by_its_line() -> None:

@@ -13,7 +13,7 @@ WIDTH = key("embedding_length", "hidden_size")
 
 
 def _rows_of(tensor: str, ours: str) -> Entry:
-    return Entry(lambda source: {ours: source.shape(tensor)[0]}, lambda config: {})
+    return Entry(lambda source: {ours: source.rows(tensor)}, lambda config: {})
 
 
 BERT = Architecture(

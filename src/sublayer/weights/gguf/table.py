@@ -87,6 +87,13 @@ class Source:
             raise SpecError(f"the file has no tensor {tensor}, which says how large the model is")
         return self.header.tensors[tensor].shape
 
+    def rows(self, tensor: str) -> int:
+        """The slowest of a tensor's sizes. Raises SpecError for one that is a single number."""
+        shape = self.shape(tensor)
+        if not shape:
+            raise SpecError(f"the file's tensor {tensor} is a single number, and says no size")
+        return shape[0]
+
     def tensor(self, name: str) -> Tensor:
         """A tensor that stands for keys of the config, and has no other place in the model."""
         self.consumed.add(name)
@@ -209,7 +216,7 @@ def present(tensor: str, ours: str) -> Entry:
 
 def vocabulary(tensor: str = "token_embd.weight") -> Entry:
     return Entry(
-        lambda source: {"vocab_size": source.shape(tensor)[0]},
+        lambda source: {"vocab_size": source.rows(tensor)},
         lambda config: _given(config, {"vocab_size": "vocab_size"}),
     )
 
