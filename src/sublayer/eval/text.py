@@ -20,7 +20,7 @@ from ..gguf_header import read_header
 from ..nn.head import Head
 from ..nn.sublayer import Model, ModelOp
 from ..text.ending import read_config as read_tokenizer_config
-from ..text.tokenizer import Tokenizer, before, special_id
+from ..text.tokenizer import Tokenizer, frame, special_id
 from ..train.batch import Batch
 from ..train.evaluate import Score, evaluate
 from ..train.language import NextToken, next_token, next_tokens
@@ -145,7 +145,7 @@ def refuse(spec: Model) -> None:
 def begin_token(path: Path, tokenizer: Tokenizer) -> int | None:
     """The id that stands before a text: what the tokenizer puts there, else the bos token that the checkpoint at path
     names, else the first one that ends texts; None where there is none of them."""
-    if framing := before(tokenizer):
+    if framing := frame(tokenizer)[0]:
         return framing[-1]
     if (file := gguf_file(path)) is not None:
         named = read_header(file, tensors=False).metadata.get("tokenizer.ggml.bos_token_id")

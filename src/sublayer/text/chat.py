@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import InputError
 from .ending import read_json
 from .metadata import read_metadata
-from .tokenizer import Tokenizer, before
+from .tokenizer import Tokenizer, frame
 
 Message = Mapping[str, str]
 """{"role": "system", "user", "assistant" or another name, "content": text}."""
@@ -200,7 +200,7 @@ def _forges(text: str, tokenizer: Tokenizer) -> bool:
 
 def _begun_once(ids: list[int], tokenizer: Tokenizer) -> list[int]:
     """With what the tokenizer puts before a text, exactly once."""
-    begin = before(tokenizer)
+    begin, _ = frame(tokenizer)
     while begin and ids[: len(begin)] == begin:
         ids = ids[len(begin) :]
     return [*begin, *ids]

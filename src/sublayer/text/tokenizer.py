@@ -124,11 +124,6 @@ def special_id(tokenizer: Tokenizer, name: str) -> int | None:
     return found[0] if len(found) == 1 and not tokenizer.token_bytes(found[0]) else None
 
 
-def before(tokenizer: Tokenizer) -> list[int]:
-    """The special tokens that a framed text begins with."""
-    return frame(tokenizer)[0]
-
-
 def frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """The ids that stand before and after a text that is framed."""
     for token in range(tokenizer.size):

@@ -17,6 +17,7 @@ from ..errors import InputError, UsageError
 from ..nn.head import Classifier, Pooled, of_documents
 from ..nn.sublayer import Model, ModelOp
 from ..step import Step
+from ..text.tokenizer import frame
 from .batch import Batch
 from .language import Words, next_token
 from .loss import IGNORED, Loss
@@ -187,7 +188,7 @@ class Tagging(OnExamples):
             piece = words.tokenizer.encode((" " if i else "") + text_of(text))
             ids += piece
             told += [labels[str(tag)], *[IGNORED] * (len(piece) - 1)][: len(piece)]
-        before, after = frame(words, text_of(texts[0]) if texts else "")
+        before, after = frame(words.tokenizer)
         return {"text": before + ids + after, "tags": [IGNORED] * len(before) + told + [IGNORED] * len(after)}
 
     def gather(self, examples: Sequence[Mapping[str, Tensor]], words: Words) -> Batch:
@@ -256,13 +257,6 @@ def contrast(one: Tensor, other: Tensor, temperature: float, auxiliary: Tensor |
     extra = auxiliary * len(one)
     right = (scores.argmax(1) == partner).sum()
     return Loss(nats + extra, len(one), extra.detach() if isinstance(extra, Tensor) else extra, right)
-
-
-def frame(words: Words, text: str) -> tuple[list[int], list[int]]:
-    """The special tokens before and behind a text, as its model expects them."""
-    bare, whole = words.tokenizer.encode(text), words.tokenizer.encode(text, framed=True)
-    at = next((i for i in range(len(whole)) if bare and whole[i : i + len(bare)] == bare), len(whole))
-    return whole[:at], whole[at + len(bare) :]
 
 
 def framed(words: Words, text: str) -> list[int]:
