@@ -159,7 +159,7 @@ def test_translation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         Path(f"translation-data/{side}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     for name, sizes in SIZES.items():
         run = read_run(TRANSLATION / f"{name}.toml")
-        assert (run.train.seconds, run.save.average, run.objective) == (480, 5, TextToText(smoothing=0.1))
+        assert (run.train.seconds, run.save.average, run.objective) == (1680, 5, TextToText(smoothing=0.1))
         small = [change for change in SMALL if name == "transformer" or "tokenizer" not in change]
         result = train(read_run(TRANSLATION / f"{name}.toml", [*small, *sizes]))
         assert result.step == 20
