@@ -193,7 +193,9 @@ def test_the_oldest_is_left_out_when_the_context_is_full(
     assert bytes(prompts[1][0]).decode() == "BCDEFGHIJ"  # three quarters of what there is room for
     assert "(the context of 16 tokens is full: the oldest 11 tokens are left out)" in err
     prompts.clear()
-    code, _, err = run(turns, "one\ntwo\nthree\n", "--context", 70, "--max-tokens", 5, "--system", "Be good.")
+    code, _, err = run(
+        turns, "one\ntwo\nthree\n", "--context", 70, "--max-tokens", 5, "--system", "Be good.", "--seed", 1
+    )
     assert code == 0
     last = named(prompts[2][0], load_tokenizer(turns))
     assert last.startswith("{<|im_start|>}system\nBe good.{<|im_end|>}\n{<|im_start|>}user\nthree{<|im_end|>}")
