@@ -77,7 +77,8 @@ def _documents(q: Tensor, k: Tensor, v: Tensor, rows: list[list[Part]], options:
     """Each document attends alone. Cutting is `split` and `cat`: their gradients are one copy, however many pieces."""
     if all(row == rows[0] for row in rows):
         return _row(q, k, v, rows[0], options)
-    one = zip(*(x.split(len(x) // len(rows)) for x in (q, k, v)), rows, strict=True)
+    each = [len(q) // len(rows)] * len(rows)
+    one = zip(*(x.split_with_sizes(each) for x in (q, k, v)), rows, strict=True)
     return torch.cat([_row(q1, k1, v1, row, options) for q1, k1, v1, row in one])
 
 
