@@ -46,11 +46,11 @@ def turns(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """sublayer chat, with what is typed given beforehand."""
+    """sublayer chat, with what is typed given beforehand, and with the same draws each time."""
 
     def call(folder: Path, typed: str, *arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
-        code = main(["chat", str(folder), *map(str, arguments)])
+        code = main(["chat", str(folder), "--seed", "0", *map(str, arguments)])
         out, err = capsys.readouterr()
         return code, out, err
 
