@@ -236,6 +236,15 @@ def test_stdin_is_a_prompt_or_lines(folder: Path, run: Run, monkeypatch: pytest.
     assert "stdin, line 1: not JSON" in run(folder, "--prompt-file", "-")[2]
 
 
+def test_a_file_that_windows_wrote_is_read(folder: Path, run: Run, tmp_path: Path) -> None:
+    path, text = tmp_path / "prompts.jsonl", tmp_path / "prompt.txt"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "So"}\r\n\r\n{"prompt": "ab"}\r\n')
+    text.write_bytes(b"\xef\xbb\xbfSo")
+    code, out, err = run(folder, "--prompt-file", path, "--prompt-file", text, "--json", "--max-tokens", 2)
+    assert (code, "left out" in err) == (0, False)
+    assert [json.loads(line)["prompt_ids"] for line in out.splitlines()] == [[*b"So"], [*b"ab"], [*b"So"]]
+
+
 def test_many_lines_are_read_in_parts(
     folder: Path, run: Run, lines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

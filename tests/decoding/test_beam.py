@@ -198,6 +198,13 @@ def test_text_and_events_of_a_search() -> None:
     assert row.text == Bytes().decode(best.ids[:-1])
 
 
+def test_ids_beyond_the_tokenizer_read_as_nothing() -> None:
+    model = tiny(llama(16, 1, 2, 1, hidden=16, vocab=300))
+    (row,) = generate(model, [65], tokenizer=Bytes(), beams=2, max_tokens=9)
+    assert max(row.ids) > 255
+    assert row.text == Bytes().decode([token for token in row.ids if token < 256])
+
+
 def test_a_vocabulary_smaller_than_the_beams() -> None:
     model = tiny(TOY)
     (row,) = generate(model, [1], beams=9, max_tokens=1)

@@ -253,9 +253,14 @@ def test_a_prompt_is_framed_but_not_ended_and_a_source_is_both() -> None:
 
         def encode(self, text: str, *, framed: bool = False, specials: Policy = "text") -> list[int]:
             ids = super().encode(text, specials=specials)
-            return [57, *ids, 58] if framed else ids
+            return [57, *ids, end] if framed else ids
+
+    end = 59  # an end of the frame that is not one of texts
 
     model = tiny(SPECS["gpt2"])
+    assert generate(model, "05", tokenizer=Framing(), max_tokens=1)[0].prompt == (57, *b"05")
+    assert generate(model, "", tokenizer=Framing(), max_tokens=1)[0].prompt == (57,)
+    end = 58
     assert generate(model, "05", tokenizer=Framing(), max_tokens=1)[0].prompt == (57, *b"05")
     assert generate(model, "", tokenizer=Framing(), max_tokens=1)[0].prompt == (57,)
     model, asked = (

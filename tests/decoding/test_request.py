@@ -53,6 +53,11 @@ def refused(error: type[Exception], model: ModelOp, prompts, **options) -> str:
         ({"stop_ids": [97]}, "stop token 97 is outside the vocabulary of 97; stop_ids=() stops at none"),
         ({"suppress": [97]}, "suppressed token 97 is outside the vocabulary of 97"),
         ({"suppress_first": [-1]}, "suppressed token -1 is outside the vocabulary of 97"),
+        ({"suppress": tuple(range(97))}, "suppress leaves none of the 97 tokens to choose"),
+        (
+            {"suppress": tuple(range(90)), "suppress_first": tuple(range(90, 97)), "beams": 2},
+            "suppress leaves none of the 97 tokens to choose",
+        ),
         ({"length_penalty": 0.6}, "Options: length_penalty needs beams above 1"),
         ({"beams": 2, "top_k": 5}, "Options: beam search draws nothing and takes no Sampling(top_k=5)"),
         ({"beams": 2, "stop": "a"}, "Options: beam search ends at stop_ids, not at stop strings"),

@@ -1,6 +1,7 @@
 """Requests of lm-evaluation-harness, answered as by its model of transformers on the same weights."""
 
 import json
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -98,6 +99,32 @@ def test_a_continuation_that_joins_its_context_to_nothing_is_asked_apart(ours: A
     assert before == ours.tok_encode("the ca")
     assert ours.tok_encode("the cat")[len(before) :] == []
     assert after == ours.tok_encode("t", add_special_tokens=False)
+
+
+def test_a_context_of_spaces_goes_to_the_continuation(ours: Any) -> None:
+    for spaces in (" ", "\n \n"):
+        found, expected = ours.loglikelihood(
+            requests("loglikelihood", [(spaces, "the cat"), ("", f"{spaces}the cat")]), disable_tqdm=True
+        )
+        assert found == expected  # where theirs stops, unless the tokenizer begins each text by itself
+
+
+def test_what_a_tokenizer_puts_behind_a_text_is_not_asked(folder: Path, ours: Any, tmp_path: Path) -> None:
+    from sublayer.eval.harness import SublayerLM
+
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    path, end = tmp_path / "tokenizer.json", ours.ours.eos[0]
+    ended = [*load_tokenizer(folder).encode("", framed=True), end]
+    pieces: list[Any] = [{"SpecialToken": {"id": "<|end|>", "type_id": 0}} for _ in ended]
+    single = [*pieces[1:], {"Sequence": {"id": "A", "type_id": 0}}, pieces[0]]
+    special = {"<|end|>": {"id": "<|end|>", "ids": [end], "tokens": ["<|end|>"]}}
+    processor = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": special}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": processor}))
+    other = SublayerLM(tmp_path, dtype="float64")
+    assert other.ours.encode("the cat", framed=True)[-1] == end
+    for kind, given in (("loglikelihood", PAIRS), ("loglikelihood_rolling", [(text,) for text in TEXTS])):
+        found, expected = (getattr(model, kind)(requests(kind, given), disable_tqdm=True) for model in (other, ours))
+        assert found == expected
 
 
 def test_whole_texts_have_the_same_log_likelihoods(ours: Any, theirs: Any) -> None:

@@ -71,10 +71,10 @@ def _plain(key: str) -> str:
 
 
 def read_text(path: Path) -> str:
-    """A file, or stdin for "-"."""
+    """A file, or stdin for "-", without a byte order mark at its start."""
     data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise InputError(f"{_named(path)}: byte {error.start} is not UTF-8") from None
 

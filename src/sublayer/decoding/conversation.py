@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..errors import InputError
 from ..text.chat import ChatTemplate
-from ..text.tokenizer import Tokenizer
+from ..text.tokenizer import Tokenizer, begun
 
 
 class Prompt(NamedTuple):
@@ -78,9 +78,7 @@ class RunningText:
         self.ended = ended
 
     def prompt(self, room: int) -> Prompt:
-        ids = self._tokenizer.encode(self.text, framed=True)
-        while len(ids) > 1 and ids[-1] in self._tokenizer.eos:  # the text goes on: what frames its end is taken off
-            ids.pop()
+        ids = begun(self._tokenizer, self.text)
         if not ids:
             raise InputError("there is nothing to continue: type something")
         before = self._dropped

@@ -279,8 +279,10 @@ def _search(
 
 
 def _event(row: Row, found: list[Hypothesis], tokenizer: Tokenizer | None) -> Event:
-    first = found[0]
-    text = tokenizer.decode(first.ids[:-1] if first.finish == "stop" else first.ids) if tokenizer is not None else ""
+    first, text = found[0], ""
+    if tokenizer is not None:
+        growing = GrowingText(tokenizer)
+        text = "".join(map(growing.push, first.ids[:-1] if first.finish == "stop" else first.ids)) + growing.finish()
     wanted = row.options.logprobs is not None
     return Event(row.index, first.ids, text, first.logprobs if wanted else (), (), first.finish, tuple(found))
 

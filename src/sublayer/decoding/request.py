@@ -15,6 +15,7 @@ from ..nn.embed import Embed
 from ..nn.position import LearnedOp
 from ..nn.sublayer import ModelOp, Trunk, TrunkOp
 from ..spec import Spec
+from ..text.tokenizer import begun
 from .sample import Sampling
 
 if TYPE_CHECKING:
@@ -167,6 +168,8 @@ def _check_ends(options: Options, vocab: int, tokenizer: Tokenizer | None) -> No
     for token in options.suppressed(0):
         if not 0 <= token < vocab:
             raise UsageError(f"suppressed token {token} is outside the vocabulary of {vocab}")
+    if len({*options.suppressed(0)}) == vocab:
+        raise UsageError(f"suppress leaves none of the {vocab} tokens to choose")
     if options.stops and tokenizer is None:
         raise UsageError("stop strings need a tokenizer; give tokenizer=…, or stop_ids")
 
@@ -211,10 +214,7 @@ def _row_ids(row: str | Sequence[int] | Tensor, what: str, tokenizer: Tokenizer 
     if isinstance(row, str):
         if tokenizer is None:
             raise UsageError(f"{what} is text, which needs a tokenizer: give tokenizer=…, or token ids")
-        ids = tokenizer.encode(row, framed=True)
-        # A prompt is to be continued: the end that a frame may put behind a text is taken off again.
-        while what.endswith("prompt") and len(ids) > 1 and ids[-1] in tokenizer.eos:
-            ids.pop()
+        ids = begun(tokenizer, row) if what.endswith("prompt") else tokenizer.encode(row, framed=True)
     else:
         try:
             ids = [operator.index(token) for token in row]

@@ -25,7 +25,7 @@ from ..nn.sublayer import ModelOp
 from ..step import Step
 from ..text import load_tokenizer
 from ..text.chat import ChatTemplate
-from ..text.tokenizer import special_id
+from ..text.tokenizer import begun, special_id
 from ..train.evaluate import evaluating
 from ..train.loss import rows_of_a_chunk
 from ..weights.hub import local
@@ -97,16 +97,17 @@ class SublayerLM(TemplateLM):
         return str(self.path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """With what the tokenizer puts around a text, unless told otherwise or the text begins with it already."""
+        """With what the tokenizer puts before a text, unless told otherwise or the text begins with it already."""
         plain = self.ours.encode(string, specials="special")
         if add_special_tokens is False or (add_special_tokens is None and plain[:1] == [self.prefix]):
             return plain
-        return self.ours.encode(string, framed=True, specials="special")
+        return begun(self.ours, string, "special")
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Both together, cut where the context's own ids end; apart, where joining them leaves nothing to ask."""
+        """Both together, cut where the context's own ids end; apart, where joining them leaves nothing to ask. A
+        context of nothing but spaces goes to the continuation, which then stands behind the prefix token."""
         before, after = super()._encode_pair(context, continuation)
-        return before, after or self.tok_encode(continuation, add_special_tokens=False)
+        return before or [self.prefix_token_id], after or self.tok_encode(continuation, add_special_tokens=False)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         found = ChatTemplate.read(self.path) if chat_template else None

@@ -136,6 +136,12 @@ def frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     return [], []
 
 
+def begun(tokenizer: Tokenizer, text: str, specials: Policy = "text") -> list[int]:
+    """The ids of a text that is to be gone on with: behind what its model expects before a text, and without what it
+    expects after one."""
+    return [*frame(tokenizer)[0], *tokenizer.encode(text, specials=specials)]
+
+
 def check_policy(specials: str) -> None:
     """Raises UsageError unless specials is one of the policies."""
     if specials not in ("text", "special", "error"):
