@@ -51,6 +51,12 @@ class LlamaCpp:
         """The ids of a text, framed: with what it puts around one; special tokens' names in it are text."""
         return self._post("tokenize", {"content": text, "add_special": framed, "parse_special": False})["tokens"]
 
+    def trained_length(self) -> int:
+        """What it takes the file to say."""
+        with _quiet():
+            self._line.request("GET", "/v1/models")
+            return json.load(self._line.getresponse())["data"][0]["meta"]["n_ctx_train"]
+
     def _post(self, route: str, request: dict) -> dict:
         with _quiet():
             self._line.request("POST", f"/{route}", json.dumps(request), {"Content-Type": "application/json"})

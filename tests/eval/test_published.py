@@ -5,8 +5,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import sublayer
-from sublayer.eval import Texts, begin_token, score, trained_length
+from sublayer.eval import Texts, begin_token, score
 from sublayer.text import load_tokenizer
+from sublayer.weights.context import trained_length
 from tests.assets.gguf_files import smollm2
 from tests.eval.slow import code_length
 from tests.oracle import raised

@@ -10,11 +10,12 @@ from transformers import AutoModelForCausalLM
 
 import sublayer
 from sublayer.errors import InputError, UsageError
-from sublayer.eval import Texts, begin_token, score, trained_length
+from sublayer.eval import Texts, begin_token, score
 from sublayer.nn.sublayer import Model
 from sublayer.recipes import bert, gpt2, llama, mamba, t5
 from sublayer.text import Bytes, Characters, load_tokenizer, train_bpe
 from sublayer.train.evaluate import Score
+from sublayer.weights.context import trained_length
 from tests.eval.slow import code_length
 
 LENGTH = 16

@@ -15,15 +15,22 @@ import pytest
 import tokenizers
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import sublayer
+from sublayer import recipes
+from sublayer.cli import main as cli
+from sublayer.cli.chat import _context
 from sublayer.cli.quickstart import CONFIG
 from sublayer.errors import InputError, SpecError, UsageError
+from sublayer.nn.rope import Rope
+from sublayer.nn.rope_scaling import DynamicNtk
 from sublayer.recipes import FAMILIES, family
 from sublayer.text import Bytes, Characters, SentencePiece, Tokenizer, Words, load_tokenizer, train_bpe
 from sublayer.train import read_run, train
+from sublayer.weights.context import trained_length, write_trained_length
 from sublayer.weights.exports import export
+from sublayer.weights.load import read_spec
 from tests.assets.gguf_files import gemma3, smollm2
 from tests.llama_cpp import LlamaCpp
 from tests.text.kinds import sentence_piece_model
@@ -87,6 +94,9 @@ def test_the_quickstarts_model_opens_in_transformers(quickstart: Path, tmp_path:
     ours, tokenizer = sublayer.load(quickstart), load_tokenizer(quickstart)
     theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
     named = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    trained = trained_length(quickstart, ours.spec)
+    assert trained is not None
+    assert theirs.config.max_position_embeddings == named.model_max_length == trained
     assert (named.bos_token_id, named.eos_token_id) == (tokenizer.eos[0], tokenizer.eos[0])
     for text, ids in zip(TEXTS, prompts(tokenizer), strict=True):
         assert named(text)["input_ids"] == ids
@@ -131,8 +141,7 @@ def test_the_tokenizer_is_read_as_it_is_whatever_the_family(name: str, tmp_path:
     if spec.vocab is None:
         pytest.skip("it reads no tokens")
     tokenizer = train_bpe(CORPUS, 300, end=END)
-    whole = {"inner": 64} if name in ("mamba", "jamba") else {"heads": 8, "head_size": 8} if name == "mamba2" else {}
-    spec = getattr(module, name)(**module.TINY | {"vocab": 300} | whole)  # their classes take whole expansions alone
+    spec = getattr(module, name)(**module.TINY | {"vocab": 300})
     sublayer.save(spec.build(), tmp_path / "a")
     tokenizer.save(tmp_path / "a")
     export(tmp_path / "a", tmp_path / "b", to="hf")
@@ -164,6 +173,72 @@ def test_values_stay_as_they_are_stored(dtype: torch.dtype, tmp_path: Path) -> N
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
+# --- the trained length ---
+
+
+def shown(model: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str, str]:
+    """What `show`, `generate` and `chat` say of the length that a model was trained on."""
+    capsys.readouterr()
+    assert cli.main(["show", str(model)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  context ")]
+    assert cli.main(["generate", str(model), "--prompt", "word", "--max-tokens", "60", "--temperature", "0"]) == 0
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "trained on" in line]
+    return line, told, str(_context(trained_length(model, read_spec(model)[0]), None, None))
+
+
+@pytest.mark.parametrize("name", ["llama", "mamba"])
+def test_the_trained_length_goes_along(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a model without learned positions, which has it beside the spec alone."""
+    tokenizer = TOKENIZERS["bpe"]()
+    spec = getattr(recipes, name)(**family(name).TINY | {"vocab": tokenizer.size})
+    sublayer.save(spec.build(seed=1), tmp_path / "a")
+    tokenizer.save(tmp_path / "a")
+    write_trained_length(tmp_path / "a", 48)
+    told: list[str] = []
+    export(tmp_path / "a", tmp_path / "hf", to="hf")
+    export(tmp_path / "a", tmp_path / "x.gguf", to="gguf", note=told.append)
+    export(tmp_path / "hf", tmp_path / "y.gguf", to="gguf", note=told.append)
+    export(tmp_path / "x.gguf", tmp_path / "again", to="hf")
+    export(tmp_path / "hf", tmp_path / "other", to="hf")
+    made = [tmp_path / one for one in ("hf", "x.gguf", "y.gguf", "again", "other")]
+    assert [trained_length(one, spec) for one in made] == [48] * 5
+    assert not any("trained on" in line for line in told)
+    assert LlamaCpp(tmp_path / "x.gguf").trained_length() == 48
+    for folder in ("hf", "again", "other"):
+        assert AutoTokenizer.from_pretrained(tmp_path / folder).model_max_length == 48
+        if name == "llama":  # the other's config class knows no such key
+            assert AutoConfig.from_pretrained(tmp_path / folder).max_position_embeddings == 48
+    said = {shown(one, capsys) for one in (tmp_path / "a", *made)}
+    assert len(said) == 1
+    assert "48 tokens" in said.pop()[0]
+
+
+@pytest.mark.parametrize(("name", "written"), [("llama", 2048), ("mamba", None)])
+def test_a_trained_length_that_nobody_knows_is_not_made_up(name: str, written: int | None, tmp_path: Path) -> None:
+    """GGUF asks for one: which it is, is said; where nothing ends a text, it is the number that means so."""
+    spec = getattr(recipes, name)(**family(name).TINY)
+    sublayer.save(spec.build(seed=1), tmp_path / "a")
+    told: list[str] = []
+    export(tmp_path / "a", tmp_path / "hf", to="hf")
+    export(tmp_path / "a", tmp_path / "x.gguf", to="gguf", note=told.append)
+    assert "max_position_embeddings" not in (tmp_path / "hf" / "config.json").read_text()
+    assert trained_length(tmp_path / "hf", spec) is None
+    assert trained_length(tmp_path / "x.gguf", spec) == written
+    assert [f"{written or 1 << 20:,} is written" in line for line in told if "trained on" in line] == [True]
+
+
+def test_a_length_that_positions_depend_on_is_theirs(tmp_path: Path) -> None:
+    """Dynamic NTK stretches from max_position_embeddings on: what rows were long in training is not that."""
+    spec = tiny(rope=Rope(scaling=DynamicNtk(2.0, trained_length=16)))
+    sublayer.save(spec.build(), tmp_path / "a")
+    write_trained_length(tmp_path / "a", 48)
+    export(tmp_path / "a", tmp_path / "hf", to="hf")
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["max_position_embeddings"] == 16
+    assert read_spec(tmp_path / "hf")[0].find("decoder.blocks.0.attn.op.position") == Rope(
+        scaling=DynamicNtk(2.0, trained_length=16)
+    )
+
+
 # --- llama.cpp ---
 
 
@@ -171,6 +246,7 @@ def test_the_quickstarts_model_opens_in_llama_cpp(quickstart: Path, tmp_path: Pa
     export(quickstart, tmp_path / "x.gguf", to="gguf")
     ours, tokenizer = sublayer.load(quickstart), load_tokenizer(quickstart)
     theirs = LlamaCpp(tmp_path / "x.gguf")
+    assert theirs.trained_length() == trained_length(quickstart, ours.spec)
     for text, ids in zip(TEXTS, prompts(tokenizer), strict=True):
         assert theirs.tokenize(text) == ids
         assert theirs.greedy(ids, 32) == [
@@ -315,7 +391,9 @@ def test_what_a_killed_export_left_goes_with_the_next(to, tmp_path: Path) -> Non
     source, out = folder(tmp_path / "a", Bytes((END,))), tmp_path / "out"
     code = f"""
 import os, signal
+from sublayer.weights.context import trained_length, write_trained_length
 from sublayer.weights.exports import export
+from sublayer.weights.load import read_spec
 
 def kill(what, done, total):
     if what == "writing":

@@ -13,7 +13,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 import sublayer
 from sublayer.errors import SpecError, UsageError, WeightsError
 from sublayer.nn.sublayer import ModelOp
-from sublayer.recipes import gpt2, llama
+from sublayer.recipes import family, gpt2, llama
 from sublayer.recipes.difference import differences
 from sublayer.recipes.gpt2 import TINY as TINY_GPT2
 from sublayer.weights.gguf.write import KINDS, QUANTISED, TRAINING, write_gguf
@@ -107,7 +107,7 @@ def test_rows_that_are_no_whole_blocks_stay_as_they_are_and_it_is_said(width: in
     model = llama(32, 1, 1, 1, hidden=width, vocab=20).build(seed=1)
     told: list[str] = []
     kind, block = ("tq1_0", 256) if group == 256 else ("q8_0", 32)
-    write_gguf(model, tmp_path / "x.gguf", kind=kind, note=told.append)
+    write_gguf(model, tmp_path / "x.gguf", kind=kind, config={"max_position_embeddings": 64}, note=told.append)
     found = _read(tmp_path / "x.gguf")
     assert (found["blk.0.ffn_down.weight"][0] == "F16") == bool(width % block)
     assert all(f"no multiple of {block}" in line for line in told)
@@ -136,6 +136,14 @@ def test_what_the_format_cannot_express_is_refused_by_name(change: str, said: st
     with pytest.raises(SpecError, match=said):
         write_gguf(tiny().override(change).build(), tmp_path / "x.gguf")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "key"), [("mamba", "expand"), ("jamba", "mamba_expand")])
+def test_an_inner_width_that_llama_cpp_does_not_compute_is_refused(name: str, key: str, tmp_path: Path) -> None:
+    module = family(name)
+    spec = getattr(module, name)(**module.TINY | {"inner": 96})
+    with pytest.raises(SpecError, match=f"llama.cpp computes this architecture with {key}=2 alone, not 3"):
+        write_gguf(spec.build(), tmp_path / "x.gguf")
 
 
 def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:

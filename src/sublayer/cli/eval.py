@@ -43,8 +43,9 @@ def command(
     import torch
 
     from ..data.readers import documents
-    from ..eval.text import Texts, begin_token, refuse, score, trained_length
+    from ..eval.text import Texts, begin_token, refuse, score
     from ..text import load_tokenizer
+    from ..weights.context import trained_length
     from .progress import telling
 
     try:

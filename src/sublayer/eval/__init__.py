@@ -1,5 +1,5 @@
 """Evaluation: how well a model tells text, and the tasks of lm-evaluation-harness (in harness.py, which needs it)."""
 
-from .text import Texts, begin_token, score, trained_length
+from .text import Texts, begin_token, score
 
-__all__ = ["Texts", "begin_token", "score", "trained_length"]
+__all__ = ["Texts", "begin_token", "score"]

@@ -28,9 +28,10 @@ from ..text.chat import ChatTemplate
 from ..text.tokenizer import begun, special_id
 from ..train.evaluate import evaluating
 from ..train.loss import rows_of_a_chunk
+from ..weights.context import trained_length
 from ..weights.hub import local
 from ..weights.load import load, read_spec
-from .text import TOKENS, begin_token, refuse, trained_length
+from .text import TOKENS, begin_token, refuse
 
 LONGEST = 2048
 """Tokens that a model reads where nothing says how many; the harness has the same."""

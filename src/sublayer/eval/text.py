@@ -25,14 +25,12 @@ from ..train.batch import Batch
 from ..train.evaluate import Score, evaluate
 from ..train.language import NextToken, next_token, next_tokens
 from ..train.loss import IGNORED
-from ..weights.load import gguf_file, read_config, read_json
+from ..weights.load import gguf_file
 
 TOKENS = 8192
 """Read in one call of the model."""
 GROUP = 2**22
 """Characters encoded at once."""
-LENGTHS = ("n_positions", "max_position_embeddings", "n_ctx")
-"""What config.json calls the longest text."""
 
 
 class Texts:
@@ -155,21 +153,6 @@ def begin_token(path: Path, tokenizer: Tokenizer) -> int | None:
         named = named.get("content") if isinstance(named, dict) else named
         found = special_id(tokenizer, named) if isinstance(named, str) else None
     return found if found is not None else next(iter(tokenizer.eos), None)
-
-
-def trained_length(path: Path, spec: Model) -> int | None:
-    """How long a text the model was made to read: by its positions, by config.json or GGUF's metadata, by the run that
-    trained it; None where nothing says."""
-    if spec.context is not None:
-        return spec.context
-    config = read_config(path)
-    if config is None:
-        runs = [folder / "run.json" for folder in path.resolve().parents[:2]]  # of its result, of its checkpoints
-        found = next((read_json(run).get("data") for run in runs if run.is_file()), None) or {}
-        names = ("length",)
-    else:
-        found, names = config.get("text_config") or config, LENGTHS
-    return next((found[name] for name in names if type(found.get(name)) is int), None)
 
 
 def _groups(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -26,6 +26,11 @@ from .ssd import parted, ssd
 LEAST, MOST, FLOOR = 1e-3, 1e-1, 1e-4
 
 
+def step_rank(dim: int) -> int:
+    """Numbers from which step sizes are made, where nobody says how many: D / 16, rounded up."""
+    return -(-dim // 16)
+
+
 class Mamba(Part):
     """out(scan(activation(conv(up(x)))) · silu(gate(x))): each of W channels has S states with decays of their own."""
 
@@ -34,7 +39,7 @@ class Mamba(Part):
     state_size: int = 16
     """S, states of each channel."""
     rank: int | None = None
-    """Numbers from which the W step sizes are made; None: D / 16, rounded up."""
+    """Numbers from which the W step sizes are made; None: `step_rank`."""
     kernel: int = 4
     """Inputs that the convolution before the scan sees."""
     bias: bool = False
@@ -71,7 +76,7 @@ class MambaOp(Op):
     def __init__(self, spec: Mamba, dim: int, context: Context) -> None:
         super().__init__()
         self.spec = spec
-        self.rank = spec.rank or -(-dim // 16)
+        self.rank = spec.rank or step_rank(dim)
         S = spec.state_size
         self.up = Projection(dim, spec.inner, spec.bias)
         self.gate = Projection(dim, spec.inner, spec.bias)

@@ -249,7 +249,8 @@ def _line(name: str) -> str:
 def to_hf(spec: Model) -> tuple[dict[str, Any], Any]:
     """(config.json, family module) that reads back as this very spec.
 
-    Raises SpecError where no family has one, naming the nearest and the parts in which it differs.
+    Raises SpecError where no family has one, naming the nearest and the parts in which it differs, and where a family's
+    class would not take a value (its `check_hf`).
     """
     near: tuple[str, list[Difference]] | None = None
     for name in FAMILIES:
@@ -261,6 +262,7 @@ def to_hf(spec: Model) -> tuple[dict[str, Any], Any]:
             continue
         found = differences(spec, back)
         if not found:
+            getattr(module, "check_hf", lambda spec: None)(spec)
             return config, module
         if near is None or len(found) < len(near[1]):
             near = config["architectures"][0] if "architectures" in config else name, found

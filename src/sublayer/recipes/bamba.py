@@ -25,6 +25,7 @@ from ..nn.sublayer import Block, Model, Trunk, pre_norm
 from .config import Config, without_head
 from .jamba import SHARED_NAMES
 from .mamba import ACTIVATIONS, whole
+from .mamba import check_hf as check_hf
 from .mamba2 import mixer_rows, no_step_limit
 
 

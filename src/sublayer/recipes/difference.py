@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from ..nn.mamba import step_rank
 from ..nn.sublayer import Model
 from ..spec import TAG
 
@@ -55,7 +56,7 @@ def _short(value: Any) -> Any:
 
 
 def _spelled_out(data: Any, dim: int) -> Any:
-    """A spec's JSON with repeats written out, and the sizes that attention takes from others."""
+    """A spec's JSON with repeats written out, and the sizes that attention and Mamba take from others."""
     if isinstance(data, list):
         items: list[Any] = []
         for item in data:
@@ -69,4 +70,6 @@ def _spelled_out(data: Any, dim: int) -> Any:
         sizes = {"kv_heads": found["heads"], "head_size": dim // found["heads"], "out_bias": found["bias"],
                  "k_bias": found["bias"]}  # fmt: skip
         found |= {key: size for key, size in sizes.items() if found[key] is None}
+    if found.get(TAG) == "Mamba" and found["rank"] is None:
+        found["rank"] = step_rank(dim)
     return found

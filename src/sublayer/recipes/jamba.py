@@ -25,6 +25,7 @@ from ..nn.norm import RMSNorm
 from ..nn.sublayer import Block, Model, Trunk, pre_norm
 from .config import Config, mean, without_head
 from .mamba import ACTIVATIONS, mixer_rows, whole
+from .mamba import check_hf as check_hf
 
 Every = tuple[int, int]
 """(period, offset): of each `period` layers, the one at `offset`."""
@@ -79,7 +80,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 TINY: dict[str, Any] = {
     "dim": 32, "layers": 3, "heads": 4, "kv_heads": 2, "hidden": 24, "vocab": 61, "attention": (3, 1), "experts": 4,
-    "inner": 24, "state_size": 4,
+    "inner": 64, "state_size": 4,
 }  # fmt: skip
 EXEMPT: dict[str, str] = {}
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..errors import SpecError
 from ..names import Row, rows, stacked
 from ..nn.embed import Embed
 from ..nn.feed_forward import Activation
@@ -62,7 +63,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "mamba-1.4b": {"dim": 2048, "layers": 48},
     "mamba-2.8b": {"dim": 2560, "layers": 64},
 }
-TINY: dict[str, Any] = {"dim": 32, "layers": 2, "vocab": 61, "inner": 24, "state_size": 4}
+TINY: dict[str, Any] = {"dim": 32, "layers": 2, "vocab": 61, "inner": 64, "state_size": 4}
 EXEMPT: dict[str, str] = {"kernels": "it has no attention, and so no attention kernels"}
 
 
@@ -151,6 +152,22 @@ def shared(config: Config, *, tied: bool) -> dict[str, Any]:
         "eps": config("layer_norm_epsilon", 1e-5),
         "tied": config("tie_word_embeddings", tied),
     }
+
+
+def check_hf(model: Model) -> None:
+    """Raises SpecError for an inner width that is no multiple of D: their classes take whole expansions alone."""
+    for i, block in enumerate(model.find("decoder.blocks")):
+        for sublayer in block.sublayers:
+            match sublayer.op:
+                case Mamba(inner=inner):
+                    said = f"inner={inner}"
+                case Mamba2(heads=heads, head_size=size):
+                    inner, said = heads * size, f"head_size={size} in {heads} heads"
+                case _:
+                    continue
+            if inner % model.dim:
+                where = f"decoder.blocks.{i}.{sublayer.name}.op.{said}"
+                raise SpecError(f"transformers cannot express {where}: no multiple of the width, dim={model.dim}")
 
 
 def whole(ratio: float) -> float:

@@ -20,9 +20,9 @@ from ..nn.mamba import Mamba2, Mamba2Op
 from ..nn.norm import RMSNorm
 from ..nn.sublayer import Model
 from .config import Config, without_head
-from .mamba import BACKBONE, EXEMPT, HARMLESS, IGNORED, PREFIX, RENAMED, of_mixers, shared, whole, written
+from .mamba import BACKBONE, EXEMPT, HARMLESS, IGNORED, PREFIX, RENAMED, check_hf, of_mixers, shared, whole, written
 
-__all__ = ["EXEMPT", "HF", "IGNORED", "NAMES", "PREFIX", "RENAMED", "SIZES", "TINY", "mamba2", "to_hf"]
+__all__ = ["EXEMPT", "HF", "IGNORED", "NAMES", "PREFIX", "RENAMED", "SIZES", "TINY", "check_hf", "mamba2", "to_hf"]
 
 
 def mamba2(
@@ -61,7 +61,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "mamba2-2.7b": {"dim": 2560, "layers": 64},
     "codestral-mamba-7b": {"dim": 4096, "layers": 64, "vocab": 32768, "groups": 8, "tied": False},
 }
-TINY: dict[str, Any] = {"dim": 32, "layers": 2, "vocab": 61, "heads": 4, "head_size": 6, "state_size": 5, "groups": 2}
+TINY: dict[str, Any] = {"dim": 32, "layers": 2, "vocab": 61, "heads": 4, "head_size": 16, "state_size": 5, "groups": 2}
 
 
 def split(op: Mamba2Op) -> Change:

@@ -12,11 +12,16 @@ from .load import gguf_file, read_json
 
 TRAINED = "model_max_length"
 """The key of tokenizer_config.json that says so where no config.json does: a folder of Sublayer's."""
+CONFIG = ("max_position_embeddings", "n_positions")
+"""What config.json calls it."""
 ENDLESS = 1 << 40  # what stands there where nobody said
+UNSAID = dict.fromkeys(("mamba", "mamba2", "jamba"), 1 << 20)
+"""What GGUF files of these architectures hold where nobody said: no position ends them."""
 
 
 def trained_length(path: Path, spec: Model) -> int | None:
-    """Of a folder or a GGUF file: the positions that the model has learned, else what its config says; None: unknown.
+    """Of a folder or a GGUF file: the positions that the model has learned, else what its config says, else the run
+    that it is of; None: unknown.
 
     Raises WeightsError for a file that is not what its name says.
     """
@@ -25,14 +30,24 @@ def trained_length(path: Path, spec: Model) -> int | None:
     file = gguf_file(path)
     if file is not None:
         metadata = read_header(file, tensors=False).metadata
-        return _length(metadata.get(f"{metadata.get('general.architecture')}.context_length"))
-    for name, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", TRAINED)):
+        name = str(metadata.get("general.architecture"))
+        found = _length(metadata.get(f"{name}.context_length"))
+        return None if found == UNSAID.get(name) else found
+    for name, keys in (("config.json", CONFIG), ("tokenizer_config.json", (TRAINED,))):
         config = read_json(path / name) if (path / name).is_file() else {}
         inner = config.get("text_config")  # of models that see too
-        found = _length(config.get(key, inner.get(key) if isinstance(inner, dict) else None))
-        if found is not None:
-            return found
-    return None
+        for one in (config, inner if isinstance(inner, dict) else {}):
+            for key in keys:
+                if (found := _length(one.get(key))) is not None:
+                    return found
+    return _of_run(path) if spec.vocab is not None and spec.encoder is None else None
+
+
+def _of_run(path: Path) -> int | None:
+    """What the run was told of which a folder is the result or a checkpoint."""
+    runs = [folder / "run.json" for folder in path.resolve().parents[:2]]
+    data = next((read_json(run).get("data") for run in runs if run.is_file()), None)
+    return _length(data.get("length")) if isinstance(data, dict) else None
 
 
 def write_trained_length(folder: Path, length: int) -> None:

@@ -10,16 +10,17 @@ from typing import Any, Literal
 
 import torch
 
-from ..errors import UsageError
+from ..errors import SpecError, UsageError
 from ..files import replacing, replacing_folder
 from ..nn.sublayer import Model
-from ..recipes import to_hf
+from ..recipes import from_hf, to_hf
 from ..text import BytePairs, Pretrained, Tokenizer, load_tokenizer
 from ..text.chat import ChatTemplate
 from ..text.load import has_tokenizer
 from ..text.metadata import read_metadata
 from ..text.portable import portable
 from ..text.tokenizer import frame
+from .context import CONFIG, trained_length, write_trained_length
 from .hub import local
 from .load import Progress, gguf_file, load, read_config, read_json, read_spec, stored_dtype
 from .save import save
@@ -33,8 +34,8 @@ CARRIED = (
     "preprocessor_config.json", "processor_config.json",
 )  # fmt: skip
 KEPT = (
-    "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "max_position_embeddings", "id2label",
-    "label2id", "problem_type",
+    "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "max_position_embeddings", "n_positions",
+    "id2label", "label2id", "problem_type",
 )  # fmt: skip
 # All that an export may replace.
 OURS = (*CARRIED, "config.json", "spec.json", "*.safetensors", "*.safetensors.index.json")
@@ -104,6 +105,7 @@ def _export_hf(
     theirs = (source / "config.json").exists() and not (source / "spec.json").exists()
     tokenizer = None if theirs else _tokenizer(source, note)
     model = load(source, dtype=dtype, progress=progress)
+    length = trained_length(source, model.spec)
     with replacing_folder(out) as beside:
         save(model, beside, layout="hf", shard_size=shard_size, progress=progress)
         config = read_json(beside / "config.json")
@@ -114,8 +116,21 @@ def _export_hf(
                     shutil.copyfile(source / name, beside / name)
         elif tokenizer is not None:
             given |= _write_tokenizer(tokenizer, source, beside, model.spec)
+            if length is not None:
+                write_trained_length(beside, length)
         if "architectures" in config:
-            _write_json(beside / "config.json", config | given)
+            _write_json(beside / "config.json", _lengthened(config | given, length))
+
+
+def _lengthened(config: dict[str, Any], length: int | None) -> dict[str, Any]:
+    """With the trained length, where it has none of its own and the family reads one as that and no more."""
+    if length is None or config.keys() & set(CONFIG):
+        return config
+    longer = config | {"max_position_embeddings": length}
+    try:
+        return longer if from_hf(longer)[0] == from_hf(config)[0] else config
+    except SpecError:  # a key that it does not know
+        return config
 
 
 def _write_tokenizer(tokenizer: Tokenizer, source: Path, folder: Path, spec: Model) -> dict[str, Any]:
@@ -166,7 +181,8 @@ def _export_gguf(
         about |= {} if template is None else {"tokenizer.chat_template": template}
     else:
         about["tokenizer.ggml.model"] = "none"
-    kept = {key: value for key, value in (read_config(source) or {}).items() if key == "max_position_embeddings"}
+    length = trained_length(source, spec)
+    kept = {} if length is None else {"max_position_embeddings": length}
     model = load(source, dtype=dtype, progress=progress)
     plain = "f16" if kind in QUANTISED else kind
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -44,7 +44,7 @@ def rope(
     def write(config: Config) -> dict[str, Any]:
         parameters = _parameters(config)
         found: dict[str, Any] = {
-            "context_length": config.get("max_position_embeddings") or _longest(parameters),
+            "context_length": _context(config, parameters),
             "rope.dimension_count": int(size_of(config) * parameters.get("partial_rotary_factor", 1.0)),
             "rope.freq_base": float(parameters["rope_theta"]),
         }
@@ -108,10 +108,13 @@ def _longrope_attention(factor: float, trained: int) -> float:
     return math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 and trained > 1 else 1.0
 
 
-def _longest(parameters: Config) -> int:
-    """The context that GGUF wants to know: what the scaling reaches, or a usual length where nothing says."""
+def _context(config: Config, parameters: Config) -> int:
+    """The length that GGUF wants to know: what config.json says, else what the scaling reaches, else a usual one."""
     trained = parameters.get("original_max_position_embeddings")
-    return round(parameters.get("factor", 1.0) * trained) if trained else 2048
+    reached = round(parameters.get("factor", 1.0) * trained) if trained else 2048
+    if parameters.get("rope_type") == "longrope" and "factor" in parameters:
+        return reached  # where it is read from
+    return config.get("max_position_embeddings") or reached
 
 
 def _llama3(source: Source, theta: float, size: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ...errors import SpecError
 from ...names import Change, Row, rows
+from ...nn.mamba import step_rank
 from ...recipes.jamba import period_of
 from .llama import ATTENTION, HIDDEN, MAX_EXPERTS, RMS, SILU, SIZES, experts
 from .table import COLUMN, FLAT, MINUS_EXP, Architecture, Config, Entry, Source, constant, key, layers, present
@@ -18,8 +19,8 @@ BIASES = (present("blk.0.ssm_in.bias", "use_bias"), present("blk.0.ssm_conv1d.bi
 CONTEXT = 1 << 20  # nothing ends it; what converters write
 
 
-def _inner(ours: str) -> Entry:
-    """The inner width over the model's."""
+def _inner(ours: str, *written: int) -> Entry:
+    """The inner width over the model's; written: what llama.cpp computes of it, any where none is given."""
 
     def read(source: Source) -> dict[str, Any]:
         width, inner = source.count("embedding_length"), source.count("ssm.inner_size")
@@ -27,10 +28,22 @@ def _inner(ours: str) -> Entry:
         return {ours: int(ratio) if ratio == int(ratio) else ratio}
 
     def write(config: Config) -> dict[str, Any]:
+        if written and config[ours] not in written:
+            raise SpecError(f"llama.cpp computes this architecture with {ours}={written[0]} alone, not {config[ours]}")
         context = config.get("max_position_embeddings", CONTEXT)
         return {"ssm.inner_size": round(config[ours] * config["hidden_size"]), "context_length": context}
 
     return Entry(read, write)
+
+
+def _rank(ours: str) -> Entry:
+    """Of the maps to step sizes, a number even where config.json leaves it to the width."""
+
+    def write(config: Config) -> dict[str, Any]:
+        rank = config[ours]
+        return {"ssm.time_step_rank": step_rank(config["hidden_size"]) if rank == "auto" else rank}
+
+    return Entry(lambda source: {ours: source.count("ssm.time_step_rank")}, write)
 
 
 def _mixer(theirs: str, mixer: str, *more: tuple[str, str]) -> list[Row]:
@@ -59,8 +72,8 @@ ENDS = [
 
 MAMBA = Architecture(
     "mamba", "MambaForCausalLM", "mamba",
-    (*SIZES, *NOTHING, EPS, KERNEL, *BIASES, _inner("expand"), key("ssm.state_size", "state_size"),
-     key("ssm.time_step_rank", "time_step_rank"), constant("ssm.dt_b_c_rms", False)),
+    (*SIZES, *NOTHING, EPS, KERNEL, *BIASES, _inner("expand", 2), key("ssm.state_size", "state_size"),
+     _rank("time_step_rank"), constant("ssm.dt_b_c_rms", False)),
     lambda config: [*ENDS, *_mamba("backbone.layers", "mixer")],
     irrelevant=frozenset({"context_length"}),
 )  # fmt: skip
@@ -171,9 +184,9 @@ def _jamba(config: Config) -> list[Row]:
 
 JAMBA = Architecture(
     "jamba", "JambaForCausalLM", "jamba",
-    (*SIZES, HIDDEN, RMS, SILU, _inner("mamba_expand"), _attention_layers(), _expert_layers(),
+    (*SIZES, HIDDEN, RMS, SILU, _inner("mamba_expand", 2), _attention_layers(), _expert_layers(),
      key("ssm.conv_kernel", "mamba_d_conv"), key("ssm.state_size", "mamba_d_state"),
-     key("ssm.time_step_rank", "mamba_dt_rank"), present("blk.0.ssm_in.bias", "mamba_proj_bias")),
+     _rank("mamba_dt_rank"), present("blk.0.ssm_in.bias", "mamba_proj_bias")),
     _jamba,
     irrelevant=frozenset({"context_length"}),
 )  # fmt: skip

@@ -72,13 +72,16 @@ def write_gguf(
     if kind not in KINDS:
         raise UsageError(f"quantize={kind!r}: one of {', '.join(KINDS)}")
     described, family = to_hf(model.spec)
-    described |= config or {}
+    described = {**(config or {}), **described}
     table = writer(described)
     metadata = table.metadata(described) | _general(kind) | dict(about or {})
     computed = {name: tensor.float() for name, tensor in table.computed(described).items()}
     theirs = _Theirs(expand(names(family, model.spec), model), model)
     plan = _plan(table, described, theirs, kind, plain)
     _check(model.spec, table, metadata, plan, computed)
+    if not described.keys() & {"max_position_embeddings", "n_positions"}:
+        written = metadata[f"{table.name}.context_length"]
+        note(f"nothing says how many tokens the model was trained on at once, and GGUF asks: {written:,} is written")
     narrow = [name for name, one in plan.items() if one.kind == plain.upper() and kind in QUANTISED]
     if narrow:
         block = GGML_QUANT_SIZES[_type(kind)][0]
