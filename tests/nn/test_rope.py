@@ -524,7 +524,7 @@ def test_refuses_configs_it_does_not_understand(config, message):
         (lambda: Rope(theta=1.0), "above 1"),
         (lambda: Rope(size=8, scaling=LongRope((1.0,), (1.0,), 8)), "1 divisors for 4 rotated pairs"),
         (lambda: Rope(scaling=LongRope((1.0,), (1.0, 2.0), 8)), "1 short divisors but 2 long"),
-        (lambda: Rope(scaling=Yarn(4, 64, beta_fast=1, beta_slow=2)), "beta_fast is above beta_slow"),
+        (lambda: Rope(scaling=Yarn(4, 64, beta_fast=1, beta_slow=2)), "beta_fast is not below beta_slow"),
         (lambda: Rope(scaling=Llama3(8, 4, 1, 64)), "high_frequency_factor is above"),
         (lambda: Rope(scaling=Linear(0)), "factor is above 0"),
         (lambda: Rope(size=20).frequencies(HEAD), "20 rotated dims do not fit a head of size 16"),

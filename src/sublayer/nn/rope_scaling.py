@@ -102,7 +102,8 @@ class Yarn(_Scaling, Spec):
     trained_length: int
     """Tokens of context before the extension."""
     beta_fast: float = 32.0
-    """Pairs that turn at least this often within the trained length keep their frequency."""
+    """Pairs that turn at least this often within the trained length keep their frequency. Where both betas are equal,
+    as Kimi K2's, the ramp is a step."""
     beta_slow: float = 1.0
     """Pairs that turn at most this often are interpolated by the whole factor."""
     attention_factor: float | None = None
@@ -116,7 +117,7 @@ class Yarn(_Scaling, Spec):
 
     def check(self) -> None:
         self.require(self.factor > 0 and self.trained_length > 0, "factor and trained_length are above 0")
-        self.require(self.beta_fast > self.beta_slow > 0, "beta_fast is above beta_slow, and both above 0")
+        self.require(self.beta_fast >= self.beta_slow > 0, "beta_fast is not below beta_slow, and both are above 0")
 
     def magnitude(self) -> float:
         if self.attention_factor is not None:

@@ -198,7 +198,8 @@ def _read(line: str, suffix: str, values: Mapping[str, Any]) -> Model:
         head=_head(config, line, suffix, activation, eps),
     ).override(**{"encoder.blocks.*.attn.op.dropout": config("attention_probs_dropout_prob", 0.1)})
     config.done("classifier_dropout", "tie_word_embeddings", "pooler_fc_size", "pooler_num_attention_heads",
-                "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type", "directionality")  # fmt: skip
+                "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type", "directionality", "language",
+                "name")  # fmt: skip
     return model
 
 

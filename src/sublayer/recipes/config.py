@@ -14,7 +14,7 @@ MAX_COUNT = 1 << 30  # of anything a config.json counts; a larger number is a mi
 MAX_LAYERS = 10_000
 
 # Keys that change no forward pass of a loaded model: bookkeeping, token ids (the tokenizer's), defaults of generation,
-# what to return beside logits, and how new weights would be drawn.
+# what to return beside logits, what others make of them, and how new weights would be drawn.
 _IRRELEVANT = (
     "architectures auto_map model_type _name_or_path name_or_path transformers_version torch_dtype dtype "
     "bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id unk_token_id mask_token_id "
@@ -25,7 +25,8 @@ _IRRELEVANT = (
     "forced_eos_token_id suppress_tokens begin_suppress_tokens remove_invalid_values num_return_sequences "
     "encoder_no_repeat_ngram_size exponential_decay_length_penalty tokenizer_class chunk_size_feed_forward "
     "output_past torchscript tf_legacy_loss use_bfloat16 gradient_checkpointing attn_implementation "
-    "_attn_implementation _attn_implementation_autoset pretraining_tp"
+    "_attn_implementation _attn_implementation_autoset pretraining_tp _num_labels custom_pipelines "
+    "sentence_transformers sbert_ce_default_activation_function transformers.js_config unsloth_fixed unsloth_version"
 )
 IRRELEVANT = frozenset(_IRRELEVANT.split())
 

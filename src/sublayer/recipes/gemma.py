@@ -182,6 +182,7 @@ def gemma2_from_hf(values: Mapping[str, Any]) -> Model:
     config = Config(values)
     config.fix("use_bidirectional_attention", False)
     config.fix("hidden_act", "gelu_pytorch_tanh")  # beside hidden_activation in published files
+    config.fix("sliding_window_size", _window(config))  # beside sliding_window
     return _read(
         config, "hidden_activation", rope=_rope(config, config.values), sandwich=True, window=_window(config),
         local=_local(config, 2), scale=_scale(config), softcap=config.given("attn_logit_softcapping", 50.0),

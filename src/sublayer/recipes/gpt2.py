@@ -114,7 +114,8 @@ def from_hf(values: Mapping[str, Any]) -> Model:
         "decoder.blocks.*.attn.op.dropout": config("attn_pdrop", 0.1),
     })  # fmt: skip
     config.done("n_ctx", "reorder_and_upcast_attn", "summary_type", "summary_use_proj", "summary_activation",
-                "summary_proj_to_labels", "summary_first_dropout", "is_decoder")  # fmt: skip
+                "summary_proj_to_labels", "summary_first_dropout", "is_decoder", "n_special",
+                "predict_special_tokens")  # fmt: skip
     return model
 
 

@@ -140,7 +140,7 @@ def _read(config: Config, kv_heads: int | None, head_dim: int | None = None, **f
         activation=config.choose("hidden_act", ACTIVATIONS, "silu"),
         **family,
     )
-    config.done("is_llama_config", "transformers.js_config")
+    config.done("is_llama_config", "max_sequence_length")
     return model
 
 

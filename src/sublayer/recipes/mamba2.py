@@ -95,6 +95,7 @@ def from_hf(values: Mapping[str, Any]) -> Model:
     expand, dim = config.number("expand", 2), own["dim"]
     if expand * dim != heads * head_size:
         raise SpecError(f"mamba2: num_heads={heads} of head_dim={head_size} are not expand={expand} times {dim}")
+    config.fix("intermediate_size", heads * head_size)
     no_step_limit(config)
     model = mamba2(
         **own,

@@ -108,6 +108,8 @@ def qwen3_moe_from_hf(values: Mapping[str, Any]) -> Model:
         raise SpecError(f"{config.kind}: mlp_only_layers={alone!r} is not a list of layers")
     dense = tuple(layer for layer in range(layers) if layer in alone or (layer + 1) % every)
     dense_hidden = config.count("intermediate_size", 6144)
+    for key, only in (("qkv_bias", False), ("use_qk_norm", True), ("shared_expert_intermediate_size", 0)):
+        config.fix(key, only)  # Qwen3-Coder's, read by no class
     if windowed:
         config.fix("max_window_layers")  # theirs gives every layer the window
     model = qwen3_moe(
