@@ -8,6 +8,7 @@ import pytest
 import sublayer
 from sublayer.cli import export as module
 from sublayer.cli import main as cli
+from sublayer.cli import progress
 from sublayer.text import Bytes, Characters
 from tests.tiny import tiny
 
@@ -73,8 +74,9 @@ def test_sizes_are_read_as_they_are_usually_written(text: str, size: int) -> Non
 
 def test_progress_is_told_with_rate_and_time_left_after_two_seconds(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     now = 0.0
-    monkeypatch.setattr(module.time, "monotonic", lambda: now)
-    tell = module._telling()
+    monkeypatch.setattr(progress, "AFTER", 2.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    tell = module._telling(progress.Line())
     for now in (0.5, 1.9, 2.5, 3.0, 13.0, 20.0):
         tell("writing", round(now * 10**7), 2 * 10**8)
     lines = capsys.readouterr().err.splitlines()

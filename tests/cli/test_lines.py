@@ -13,7 +13,6 @@ import pytest
 from sublayer.cli import generate as command
 from sublayer.cli.lines import Answers
 from sublayer.cli.main import main
-from sublayer.cli.speed import Progress
 from sublayer.decoding import generate
 from sublayer.decoding.generate import Stream
 from sublayer.recipes import t5
@@ -265,21 +264,3 @@ def test_sources_stand_in_the_lines(run: Run, lines: Any, tmp_path: Path) -> Non
     assert f"{prompts}, line 2: no source" in err
     (row,) = generate(model, [[0]], sources=["abc"], tokenizer=Bytes(), max_tokens=3, temperature=0)
     assert json.loads(out)["ids"] == list(row.ids)
-
-
-def test_progress_says_how_fast_and_how_long(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = [100.0]
-    monkeypatch.setattr("sublayer.cli.speed.time", SimpleNamespace(monotonic=lambda: clock[0]))
-    progress = Progress(1001)
-    progress.skip()
-    progress.count(50, 10)
-    assert capsys.readouterr().err == ""
-    clock[0] += 10
-    progress.count(50)
-    progress.count(50)
-    assert capsys.readouterr().err == "10 of 1,000 prompts, 10.0 tokens/s, about 16 min left\n"
-    clock[0] += 60
-    progress.count(0, 690)
-    assert capsys.readouterr().err == "700 of 1,000 prompts, 2.1 tokens/s, about 30 s left\n"

@@ -1,11 +1,13 @@
 """`sublayer transcribe`: a recording in, a line out, and mistakes in one line."""
 
+import sys
 import wave
 from pathlib import Path
 
 import pytest
 
 from sublayer.cli.main import main
+from sublayer.cli.terminal import harmless
 from sublayer.data.audio import read_audio
 from sublayer.decoding import read_speech, transcribe
 from sublayer.recipes import whisper
@@ -35,6 +37,16 @@ def test_recordings_are_written_down_in_order(folder: Path, capsys: pytest.Captu
     assert capsys.readouterr().out == f"{paths[0]}\t{texts[0]}\n{paths[1]}\t{texts[1]}\n"
     assert main(["transcribe", str(folder), str(paths[0]), "--beams", "2", "--language", "en"]) == 0
     assert capsys.readouterr().out == f"{texts[0]}\n"
+
+
+def test_what_a_model_writes_does_not_reach_into_the_terminal(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "b.wav"
+    (text,) = transcribe(load(folder), Bytes(MARKS), [read_audio(path)], read_speech(folder))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["transcribe", str(folder), str(path)]) == 0
+    assert capsys.readouterr().out == harmless(text) + "\n" != text + "\n"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import typer
 
 from ..errors import InputError, SublayerError, UsageError, nearest
 from .generate import Dtype
-from .speed import Clock
+from .progress import Clock
 from .terminal import printable
 
 if TYPE_CHECKING:

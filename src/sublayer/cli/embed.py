@@ -37,7 +37,8 @@ def command(
     read_spec(model)  # a folder that holds no model is told as such
     pooling, tokenizer, loaded = read_pooling(model), load_tokenizer(model), load(model, device=device)
     asked = [*lines, near] if near is not None else lines
-    vectors = embed(loaded, tokenizer, asked, pooling, batch=batch, progress=telling("embedding")).numpy()
+    with telling("embedding") as progress:
+        vectors = embed(loaded, tokenizer, asked, pooling, batch=batch, progress=progress).numpy()
     if out is not None:
         with replacing(out) as path, path.open("wb") as file:
             np.save(file, vectors[: len(lines)])

@@ -63,7 +63,8 @@ def command(
     texts = Texts.encode((document.text for document in documents(text, field=field)), tokenizer, begin)
     built = load(model, dtype=getattr(torch, dtype), device=device)
     began = time.perf_counter()
-    found = score(built, texts, length=length, stride=stride, progress=telling("tokens scored"))
+    with telling("tokens scored") as progress:
+        found = score(built, texts, length=length, stride=stride, progress=progress)
     seconds = time.perf_counter() - began
     if not math.isfinite(found.nats):
         raise SublayerError(f"{model}: its probabilities are not finite in {dtype}; another --dtype may do")

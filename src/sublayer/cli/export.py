@@ -1,13 +1,13 @@
 """`sublayer export`: a model for transformers or for llama.cpp."""
 
 import re
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
+from .progress import Line, left
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 
@@ -36,10 +36,19 @@ def command(
 
     from ..weights.exports import export
 
-    export(
-        model, out, to=to, quantize=quantize, dtype=getattr(torch, dtype) if dtype else None, shard_size=shard,
-        force=force, progress=_telling(), note=lambda line: typer.echo(line, err=True),
-    )  # fmt: skip
+    line = Line()
+
+    def note(told: str) -> None:
+        line.clear()
+        typer.echo(told, err=True)
+
+    try:
+        export(
+            model, out, to=to, quantize=quantize, dtype=getattr(torch, dtype) if dtype else None, shard_size=shard,
+            force=force, progress=_telling(line), note=note,
+        )  # fmt: skip
+    finally:
+        line.clear()
     files = sorted(out.iterdir()) if out.is_dir() else [out]
     typer.echo(f"{out}  {_size(sum(file.stat().st_size for file in files))}")
     if out.is_dir():
@@ -72,25 +81,18 @@ def _size(count: float) -> str:
     return f"{count:.2f} GB"
 
 
-def _telling(after: float = 2.0, every: float = 10.0) -> Callable[[str, int, int], None]:
-    """Tells stderr, from `after` seconds on, what is read and written, the rate and the time left: over one line in a
-    terminal, elsewhere a line every so many seconds."""
-    from ..train.view import clock
-
+def _telling(line: Line) -> Callable[[str, int, int], None]:
+    """A `progress(what, bytes done, of all)` that tells the rate and the time left."""
     begun: dict[str, float] = {}
-    shown = start = time.monotonic()
-    live = sys.stderr.isatty()
 
     def tell(what: str, done: int, total: int) -> None:
-        nonlocal shown
-        now = time.monotonic()
-        gone, ended = now - begun.setdefault(what, now if begun else start), done == total
-        if now - start < after or (not ended and now - shown < (0.2 if live else every) and shown != start):
-            return
-        shown = now
-        left = f"done in {clock(gone)}" if ended else f"{clock(gone * (total - done) / max(1, done))} left"
-        rate = f", {_size(done / gone)}/s" if gone > 0 else ""
-        line = f"{what}: {_size(done)} of {_size(total)}{rate}, {left}"
-        typer.echo(f"\r{line}\x1b[K" if live else line, nl=not live or ended, err=True)
+        begin = begun.setdefault(what, line.seconds if begun else 0.0)
+
+        def told() -> str:
+            seconds = line.seconds - begin
+            rate = f", {_size(done / seconds)}/s" if seconds > 0 else ""
+            return f"{what}: {_size(done)} of {_size(total)}{rate}, {left(seconds, done / total)}"
+
+        line.show(told, ended=done == total)
 
     return tell

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 from .lines import Answers, Request, numbered, read_request, read_text
-from .speed import Clock, Progress
+from .progress import Clock, Progress
 from .terminal import printable
 
 if TYPE_CHECKING:

@@ -1,31 +1,133 @@
-"""How far a long job has come, told on stderr."""
+"""How far a long job has come and how fast it goes, told on stderr."""
 
 from __future__ import annotations
 
+import math
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import typer
 
+AFTER, TERMINAL, ELSEWHERE = 2.0, 0.2, 10.0
+"""Seconds: before the first word, and between two."""
 
-def telling(what: str, after: float = 2.0, every: float = 10.0) -> Callable[[int, int, float], None]:
-    """A `progress` that tells stderr, from `after` seconds on, what is done, its rate and the time left:
-    over one line in a terminal, elsewhere a line every so many seconds."""
-    from ..train.view import clock
 
-    begun = shown = time.monotonic()
-    live = sys.stderr.isatty()
+class Line:
+    """One line that changes in a terminal; elsewhere a line now and then."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self._next = AFTER
+        self._terminal = sys.stderr.isatty()
+        self._drawn = 0
+
+    @property
+    def seconds(self) -> float:
+        """Since the beginning."""
+        return time.monotonic() - self._begin
+
+    def show(self, told: Callable[[], str], *, ended: bool = False) -> None:
+        """Shows what is told if it is time to, or if a job that was long enough to be told of has ended."""
+        now = self.seconds
+        if now < (AFTER if ended else self._next):
+            return
+        self._next = now + (TERMINAL if self._terminal else ELSEWHERE)
+        line = told()
+        if self._terminal:  # a line that goes on in the next row could not be drawn over
+            line = line[: _columns() - 1]
+            typer.echo(f"\r{line:<{self._drawn}}", nl=ended, err=True)
+            self._drawn = 0 if ended else len(line)
+        else:
+            typer.echo(line, err=True)
+
+    def clear(self) -> None:
+        """Takes the line away, so that another can stand there."""
+        if self._drawn:
+            typer.echo(f"\r{'':<{self._drawn}}\r", nl=False, err=True)
+            self._drawn = 0
+
+
+@contextmanager
+def telling(what: str) -> Iterator[Callable[[int, int, float], None]]:
+    """A `progress(done, total, share of the work)` that tells what is done, its rate and the time left."""
+    line = Line()
 
     def tell(done: int, total: int, share: float) -> None:
-        nonlocal shown
-        now = time.monotonic()
-        gone, ended = now - begun, done == total
-        if gone < after or (not ended and now - shown < (0.2 if live else every) and shown != begun):
-            return
-        shown = now
-        left = f"done in {clock(gone)}" if ended else f"{clock(gone / share - gone)} left"
-        line = f"{what}: {done:,} of {total:,}, {done / gone:.1f} a second, {left}"
-        typer.echo(f"\r{line}\x1b[K" if live else line, nl=not live or ended, err=True)
+        def told() -> str:
+            end = left(line.seconds, share)
+            return f"{what}: {done:,} of {total:,}, {done / line.seconds:.1f} a second, {end}"
 
-    return tell
+        line.show(told, ended=share >= 1)
+
+    try:
+        yield tell
+    finally:
+        line.clear()
+
+
+class Progress:
+    """Of many prompts: how many are answered, and tokens a second."""
+
+    def __init__(self, prompts: int) -> None:
+        self._prompts = prompts
+        self._done = self._tokens = 0
+        self._line = Line()
+        self.clear = self._line.clear
+
+    def count(self, tokens: int = 0, done: int = 0) -> None:
+        """So many more tokens and finished prompts; speaks where it is time to."""
+        self._tokens += tokens
+        self._done += done
+        self._line.show(self._told)
+
+    def skip(self) -> None:
+        """One prompt less, which was done before."""
+        self._prompts -= 1
+
+    def _told(self) -> str:
+        seconds = self._line.seconds
+        end = left(seconds, self._done / self._prompts)
+        return f"{self._done:,} of {self._prompts:,} prompts, {self._tokens / seconds:.1f} tokens/s, {end}"
+
+
+class Clock:
+    """Of one answer: tokens and seconds until the first token, and after it."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._begin = self._last = time.perf_counter()
+        self._first: tuple[float, int] | None = None
+
+    def count(self, tokens: int) -> None:
+        self.tokens += tokens
+        self._last = time.perf_counter()
+        if self._first is None:
+            self._first = self._last, self.tokens
+
+    def report(self) -> str:
+        if self._first is None:
+            return "no token"
+        then, before = self._first
+        later = self.tokens - before
+        rate = f", then {later / max(self._last - then, 1e-9):.1f} tokens/s" if later else ""
+        several = f"{self.tokens:,} token{'' if self.tokens == 1 else 's'}"
+        return f"{several}; the first after {then - self._begin:.2f} s{rate}"
+
+
+def left(seconds: float, share: float) -> str:
+    """When a job will end of which a share was done in so many seconds: "1:05 left", or "done in 0:20"."""
+    from ..train.view import clock
+
+    if share >= 1:
+        return f"done in {clock(seconds)}"
+    return f"{clock(seconds / share - seconds if share else math.inf)} left"
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except OSError:  # of what is no terminal after all
+        return 80

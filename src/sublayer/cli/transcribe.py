@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from .progress import telling
+from .terminal import printable
+
 
 def command(
     model: Annotated[Path, typer.Argument(help="A Whisper: a folder, or org/name[@revision] of the hub.")],
@@ -29,14 +32,15 @@ def command(
     from ..weights import load
     from ..weights.hub import local
     from ..weights.load import read_spec
-    from .progress import telling
 
     model = local(model)
     read_spec(model)  # a folder that holds no model is told as such
     speech, tokenizer = read_speech(model), load_tokenizer(model)
-    found = transcribe(
-        load(model, device=device), tokenizer, recordings, speech, language=language, task=task, beams=beams,
-        slots=slots, progress=telling("transcribing"),
-    )  # fmt: skip
+    loaded = load(model, device=device)
+    with telling("transcribing") as progress:
+        found = transcribe(
+            loaded, tokenizer, recordings, speech, language=language, task=task, beams=beams, slots=slots,
+            progress=progress,
+        )  # fmt: skip
     for file, text in zip(files, found, strict=True):
-        typer.echo(text if len(files) == 1 else f"{file}\t{text}")
+        typer.echo(printable(text) if len(files) == 1 else f"{file}\t{printable(text)}")

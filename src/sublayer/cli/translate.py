@@ -9,6 +9,7 @@ import typer
 
 from .progress import telling
 from .sentences import read_sentences
+from .terminal import printable
 
 
 def command(
@@ -35,9 +36,10 @@ def command(
     model = local(model)
     read_spec(model)  # a folder that holds no model is told as such
     tokenizer, loaded = load_tokenizer(model), load(model, device=device)
-    found = translate(
-        loaded, tokenizer, lines, beams=beams, length_penalty=length_penalty,
-        start=start, prefix=prefix, slots=slots, progress=telling("translating"),
-    )  # fmt: skip
+    with telling("translating") as progress:
+        found = translate(
+            loaded, tokenizer, lines, beams=beams, length_penalty=length_penalty,
+            start=start, prefix=prefix, slots=slots, progress=progress,
+        )  # fmt: skip
     for line in found:
-        typer.echo(" ".join(line.splitlines()))
+        typer.echo(printable(" ".join(line.splitlines())))
