@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from .. import recipes
+from ..nn.additive import Additive
 from ..nn.attention import Attention
 from ..nn.feed_forward import FeedForward
 from ..nn.latent import LatentAttention
@@ -43,37 +44,20 @@ class Architecture:
 
 def architecture(spec: Model) -> Architecture:
     """What the spec of a model says about itself. Raises SpecError for sizes that do not fit."""
-    sizes, trunks = cost(spec), [trunk for trunk in (spec.encoder, spec.decoder) if trunk is not None]
-    mixers: dict[str, Growth] = {}
-    positions, norms, ffn = list[str](), list[str](), list[str]()
-    for trunk in trunks:
-        positions += [_position(part) for part in _places(trunk.embed) if part is not None]
-        positions += [_position(trunk.bias)] if trunk.bias is not None else []
-        for sublayer in _sublayers(trunk):
-            norms.append(_norm(sublayer))
-            for part in _inside(sublayer.op):
-                if part.growth is not None:
-                    mixers[_mixer(part)] = part.growth
-                if isinstance(part, Attention) and type(part) is not Attention:
-                    positions.append(_words(type(part).__name__))  # scores of its own
-                rotary = isinstance(part, Attention | LatentAttention) and part.position
-                positions += [_position(rotary)] if rotary else []
-            ffn += [_ffn(part) for part in _inside(sublayer.op) if isinstance(part, FeedForward | MoE)][:1]
+    sizes, (mixers, positions, norms, ffn) = cost(spec), _words_of(spec)
     return Architecture(
-        tuple(mixers), _once(positions) or ("none",), _once(norms), _once(ffn) or ("none",),
+        tuple(mixers), positions, norms, ffn,
         sizes.parameters, spec.active_parameters(), sizes.state_bytes_per_token, sizes.state_bytes_per_slot,
         tuple(mixers.values()),
     )  # fmt: skip
 
 
 def table() -> str:
-    """docs/architectures.md: the families in one table, in the order of their kinds."""
+    """docs/architectures.md: the families in one table, each with those of its sizes that are made of other parts."""
     rows: list[str] = []
     growth: dict[str, Growth] = {}
-    for name in recipes.FAMILIES:
-        family = recipes.family(name)
-        size, sizes = next(iter(family.SIZES.items()), ("tiny", family.TINY))
-        found = architecture(getattr(family, name)(**sizes))
+    for name, size, spec in _unlike():
+        found = architecture(spec)
         growth |= dict(zip(found.mixers, found.growth, strict=True))
         active = readable(found.active) if found.active != found.parameters else "all"
         state = readable_bytes(found.state_per_token) if found.state_per_token else "0"
@@ -91,8 +75,9 @@ PAGE = """# Architectures
 
 Made from the recipes by `sublayer recipes --page`; every entry is read off a spec, none is written by hand.
 
-Each family with the first of its published sizes (`sublayer recipes` lists all, `sublayer show NAME` draws one). State
-is what decoding keeps for a token, in 2-byte elements; "a row" is what a sequence keeps whatever its length.
+Each family with the first of its published sizes, and with those made of other parts (`sublayer recipes` lists all,
+`sublayer show NAME` draws one). State is what decoding keeps for a token, in 2-byte elements; "a row" is what a sequence
+keeps whatever its length.
 
 | family | size | mixes positions by | positions | norms | else | parameters | active | state |
 |---|---|---|---|---|---|---|---|---|
@@ -109,6 +94,43 @@ Measured times and memory by length: `make bench ONLY=mixers`.
 |---|---|---|---|
 {mixers}
 """
+
+
+Words = tuple[str, ...]
+
+
+def _unlike() -> Iterator[tuple[str, str, Model]]:
+    """(family, size, spec): the first size of each family, and each that differs from those before it in words."""
+    for name in recipes.FAMILIES:
+        family, seen = recipes.family(name), set[str]()
+        for size, sizes in family.SIZES.items():
+            spec = getattr(family, name)(**sizes)
+            mixers, *rest = _words_of(spec)
+            words = re.sub(r"[\d,]+ experts", "experts", str((sorted(set(map(_kind, mixers))), rest)))
+            if words not in seen:
+                seen.add(words)
+                yield name, size, spec
+
+
+def _words_of(spec: Model) -> tuple[dict[str, Growth], Words, Words, Words]:
+    """What mixes positions and how that grows, how positions are told, norms, and what else blocks hold."""
+    trunks = [trunk for trunk in (spec.encoder, spec.decoder) if trunk is not None]
+    mixers: dict[str, Growth] = {}
+    positions, norms, ffn = list[str](), list[str](), list[str]()
+    for trunk in trunks:
+        positions += [_position(part) for part in _places(trunk.embed) if part is not None]
+        positions += [_position(trunk.bias)] if trunk.bias is not None else []
+        for sublayer in _sublayers(trunk):
+            norms.append(_norm(sublayer))
+            for part in _inside(sublayer.op):
+                if part.growth is not None:
+                    mixers[_mixer(part)] = part.growth
+                if isinstance(part, Attention) and type(part) is not Attention:
+                    positions.append(_words(type(part).__name__))  # scores of its own
+                rotary = isinstance(part, Attention | LatentAttention) and part.position
+                positions += [_position(rotary)] if rotary else []
+            ffn += [_ffn(part) for part in _inside(sublayer.op) if isinstance(part, FeedForward | MoE)][:1]
+    return mixers, _once(positions) or ("none",), _once(norms), _once(ffn) or ("none",)
 
 
 def _sublayers(trunk: Trunk) -> Iterator[Sublayer]:
@@ -134,8 +156,9 @@ def _places(embed: Part) -> list[Any]:
 def _mixer(part: Part) -> str:
     """The name of what mixes; attention by its heads, its mask and what it reads."""
     if not isinstance(part, Attention):
-        kind = getattr(part, "kind", None)
-        return RECURRENT[kind] if kind in RECURRENT else _words(type(part).__name__)
+        kind = RECURRENT.get(getattr(part, "kind", ""))
+        attends = "additive attention in " if isinstance(part, Additive) else ""
+        return attends + kind if kind else _words(type(part).__name__)
     groups = part.kv_heads or part.heads
     kind = "single-head" if part.heads == 1 else "multi-query" if groups == 1 else "multi-head"
     kind = "grouped-query" if 1 < groups < part.heads else kind
@@ -169,14 +192,20 @@ def _ffn(part: Part) -> str:
 
 
 def _by_kind(growth: dict[str, Growth]) -> dict[str, Growth]:
-    """One line for mixers that grow alike and differ by a number only."""
+    """One line for mixers that grow alike and differ by a number or a name only."""
     found: dict[str, Growth] = {}
     for name, grown in growth.items():
-        kind = name.split(", window")[0] + (", window w" if ", window" in name else "")
-        for heads in ("single-head ", "multi-head ", "multi-query ", "grouped-query "):
-            kind = kind.replace(heads, "")
-        found.setdefault(kind, grown)
+        kind = _kind(name)
+        found.setdefault(", ".join(RECURRENT.values()) if kind in RECURRENT.values() else kind, grown)
     return dict(sorted(found.items()))
+
+
+def _kind(mixer: str) -> str:
+    """A mixer without its numbers."""
+    kind = mixer.split(", window")[0] + (", window w" if ", window" in mixer else "")
+    for heads in ("single-head ", "multi-head ", "multi-query ", "grouped-query "):
+        kind = kind.replace(heads, "")
+    return kind
 
 
 def _words(name: str) -> str:
