@@ -76,8 +76,8 @@ PAGE = """# Architectures
 Made from the recipes by `sublayer recipes --page`; every entry is read off a spec, none is written by hand.
 
 Each family with the first of its published sizes, and with those made of other parts (`sublayer recipes` lists all,
-`sublayer show NAME` draws one). State is what decoding keeps for a token, in 2-byte elements; "a row" is what a sequence
-keeps whatever its length.
+`sublayer show NAME` draws one). State is what decoding keeps for a token, in 2-byte elements; "a row" is what a
+sequence keeps whatever its length.
 
 | family | size | mixes positions by | positions | norms | else | parameters | active | state |
 |---|---|---|---|---|---|---|---|---|
