@@ -225,6 +225,86 @@ def test_images_are_told_apart(tmp_path: Path) -> None:
     assert result.score.tokens == 50
 
 
+def test_spans_are_filled_in(tmp_path: Path) -> None:
+    """Each text repeats a letter of its own, so a span is that letter between sentinels whose order is known."""
+    (tmp_path / "text").mkdir()
+    for i in range(80):
+        (tmp_path / "text" / f"{i}.txt").write_text("abcd"[i % 4] * 30)
+    result = carry_out(
+        tmp_path,
+        objective="span_corruption",
+        model={"recipe": "t5", **SMALL},
+        tokenizer={"kind": "bytes"},
+        data={"paths": str(tmp_path / "text"), "length": 32},
+        train={"steps": 120, "batch": 8},
+    )
+    assert result.score.loss < 1.0  # of log 257 and more at first
+
+
+def test_words_are_tagged(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    records = list[dict[str, Any]]()
+    for _ in range(200):
+        words = ["".join(draw.choice(list("abcd"), 2)) for _ in range(1 + draw.integers(4))]
+        records.append({"words": words, "tags": ["early" if word[0] in "ab" else "late" for word in words]})
+    result = carry_out(
+        tmp_path,
+        objective="tagging",
+        model={"recipe": "bert", "dim": 32, "layers": 1, "heads": 2, "hidden": 48, "context": 32},
+        tokenizer={"kind": "bytes"},
+        data={"paths": lines(tmp_path / "d.jsonl", records), "field": "words", "target": "tags", "length": 16},
+        train={"steps": 120, "batch": 16},
+    )
+    assert result.score.accuracy > 0.95
+    assert json.loads((result.folder / "labels.json").read_text()) == ["early", "late"]
+
+
+def test_sentences_that_mean_the_same_come_together(tmp_path: Path) -> None:
+    """One of a pair is in capitals: what they share, no byte says."""
+    draw = np.random.default_rng(0)
+    texts = ["".join(draw.choice(list("abcdefgh"), 6)) for _ in range(300)]
+    result = carry_out(
+        tmp_path,
+        objective="contrastive",
+        model={"recipe": "bert", "dim": 32, "layers": 1, "heads": 2, "hidden": 48, "context": 32},
+        tokenizer={"kind": "bytes"},
+        data={"paths": lines(tmp_path / "d.jsonl", [{"text": t, "target": t.upper()} for t in texts]), "length": 16},
+        train={"steps": 100, "batch": 16},
+    )
+    assert result.score.accuracy > 0.8
+
+
+def test_tasks_are_mixed_by_their_prefixes(tmp_path: Path) -> None:
+    """The same sources have another target in each task, so the prefix alone tells them apart."""
+    sources = list[dict[str, Any]]()
+    for name, target in (("one", "aaa"), ("two", "bbb")):
+        paths = lines(tmp_path / f"{name}.jsonl", [{"text": f"{i:02}", "target": target} for i in range(100)])
+        sources.append({"paths": paths, "name": name, "prefix": f"{name}: "})
+    result = carry_out(
+        tmp_path,
+        objective="text_to_text",
+        model={"recipe": "transformer", **SMALL},
+        tokenizer={"kind": "bytes"},
+        data={"sources": sources, "length": 12},
+        train={"steps": 80, "batch": 16},
+    )
+    assert result.score.loss < 0.1  # log 2 / 4 for whom the prefix says nothing
+
+
+@pytest.mark.parametrize(("target", "trivial"), [("noise", 1.0), ("velocity", 4 / 3)])
+def test_noise_is_told_from_images(tmp_path: Path, target: str, trivial: float) -> None:
+    """Images are even noise from −1 to 1; trivial: the squared error of whom answers 0."""
+    idx_files(tmp_path, "train", np.arange(200) % 3)
+    result = carry_out(
+        tmp_path,
+        objective={"kind": "diffusion", "target": target},
+        model={"recipe": "dit", "dim": 32, "layers": 1, "heads": 2, "patch": 4, "learn_sigma": False},
+        data={"paths": str(tmp_path)},
+        train={"steps": 120, "batch": 16},
+    )
+    assert result.score.loss < 0.85 * trivial
+
+
 def test_what_an_objective_cannot_train_is_refused(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("some text " * 100)
