@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from glob import escape
 from math import prod
 from pathlib import Path
 from shutil import rmtree
@@ -28,7 +30,7 @@ def replacing(path: Path | str) -> Iterator[Path]:
     What a killed process left beside `path` is removed too.
     """
     path = Path(path)
-    _clean(path)
+    clean(path.parent, escape(path.name))
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         beside.touch()
@@ -56,7 +58,7 @@ def replacing_folder(path: Path | str) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _clean(path)
+    clean(path.parent, escape(path.name))
     beside, former = (path.with_name(f".{path.name}{kind}.{os.getpid()}.partial") for kind in ("", ".former"))
     try:
         beside.mkdir()
@@ -75,10 +77,13 @@ def replacing_folder(path: Path | str) -> Iterator[Path]:
             rmtree(folder, ignore_errors=True)
 
 
-def _clean(path: Path) -> None:
-    """Removes what killed processes have left of a file or a folder that was to stand at path."""
-    for left in path.parent.glob(f".{path.name}.*.partial"):
-        if not alive(left.name.split(".")[-2]):
+def clean(folder: Path, pattern: str) -> None:
+    """Removes what killed processes have left of files and folders whose names were to match a pattern."""
+    for left in folder.glob(".*.partial"):
+        name, _, process = left.name[1:].removesuffix(".partial").rpartition(".")
+        if not fnmatchcase(name.removesuffix(".former"), pattern):
+            continue
+        if process == str(os.getpid()) or not _alive(process):  # in a container every process may have the same number
             if left.is_dir():
                 rmtree(left, ignore_errors=True)
             else:
@@ -93,7 +98,7 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def alive(process: str) -> bool:
+def _alive(process: str) -> bool:
     """Whether a process of this number may still be writing."""
     try:
         os.kill(int(process), 0)

@@ -40,6 +40,9 @@ def test_lines_of_a_file_are_translated_in_order(
     said = capsys.readouterr()
     assert said.out == expected(folder)
     assert len({*said.out.split("\n")}) == len(LINES)
+    path.write_bytes("\r\n".join(LINES).encode())  # as Windows has it
+    assert main(["translate", str(folder), "--input", str(path)]) == 0
+    assert capsys.readouterr().out == said.out
     assert said.err == ""
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import sublayer
 from sublayer.errors import SpecError, UsageError, WeightsError
-from sublayer.files import replacing, stream_tensors
+from sublayer.files import replacing, replacing_folder, stream_tensors
 from sublayer.recipes import gpt2, to_hf
 from sublayer.recipes.gpt2 import TINY as TINY_GPT2
 from tests.tiny import tiny
@@ -251,17 +251,31 @@ def test_a_stream_is_read_by_the_safetensors_library(dtype: torch.dtype, tmp_pat
 
 def test_replacing_cleans_up_after_killed_writers_only(tmp_path) -> None:
     alive, dead, others = (tmp_path / f".a.{pid}.partial" for pid in (os.getppid(), 2**22 + 1, "mine"))
-    neighbour = tmp_path / f".ab.{2**22 + 1}.partial"
-    for path in (alive, dead, others, neighbour):
+    neighbours = [tmp_path / f".{name}.{2**22 + 1}.partial" for name in ("ab", "a.json")]
+    for path in (alive, dead, others, *neighbours):
         path.write_text("")
     with replacing(tmp_path / "a") as beside:
         beside.write_text("new")
     assert not dead.exists()
     assert alive.exists()
     assert others.exists()
-    assert neighbour.exists()
+    assert all(path.exists() for path in neighbours)
     assert (tmp_path / "a").read_text() == "new"
     assert not beside.exists()
+
+
+@pytest.mark.parametrize("name", ["a", "[a]"])
+def test_a_folder_is_replaced_beside_what_killed_writers_left(name: str, tmp_path) -> None:
+    """Even by this process's number, as all may have it in a container."""
+    for left in (f".{name}.{os.getpid()}.partial", f".{name}.former.{2**22 + 1}.partial"):
+        (tmp_path / left).mkdir()
+        (tmp_path / left / "x").write_text("half")
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "old").write_text("old")
+    with replacing_folder(tmp_path / name) as beside:
+        (beside / "new").write_text("new")
+    assert contents(tmp_path / name) == {"new": b"new"}
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_replacing_keeps_the_old_file_when_the_writer_fails(tmp_path) -> None:

@@ -22,7 +22,7 @@ def command(
     device: Annotated[str, typer.Option(help="Where to run, as torch names it.")] = "cpu",
 ) -> None:
     """Vectors of texts, to compare by cosine, as the model's folder says how (sentence-transformers), or its head."""
-    lines = [line.removesuffix("\r") for line in read_sentences(input, "embed")]
+    lines = read_sentences(input, "embed")
 
     import numpy as np
 

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ..errors import WeightsError
-from ..files import alive, read_tensors, replacing, write_tensors
+from ..files import clean, read_tensors, replacing, replacing_folder, write_tensors
 from ..nn.sublayer import ModelOp
 from ..text.tokenizer import Tokenizer
 from ..weights.load import load_into, read_json
@@ -62,11 +62,10 @@ def write(
     tensors: Mapping[str, Tensor],
     facts: Mapping[str, Any],
 ) -> Saved:
-    """Writes a checkpoint beside, then renames it. Raises OSError or WeightsError, with all else untouched."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes a checkpoint beside, then renames it, over what a run that went back had left of this step. Raises OSError
+    or WeightsError, with all else untouched."""
     target = folder / f"step-{step:08d}"
-    beside = folder / f".{target.name}.{os.getpid()}.partial"
-    try:
+    with replacing_folder(target) as beside:
         save(model, beside)
         if tokenizer is not None:
             tokenizer.save(beside)
@@ -74,12 +73,6 @@ def write(
             write_tensors(path, tensors, {"step": str(step)})
         with replacing(beside / "training.json") as path:
             path.write_text(json.dumps({"step": step, **facts}, indent=1) + "\n", encoding="utf-8")
-        if target.exists():  # a run that went back and came to this step again
-            shutil.rmtree(target)
-        os.rename(beside, target)
-        _sync(folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     return Saved(target, step)
 
 
@@ -87,10 +80,7 @@ def saved(folder: Path) -> list[Saved]:
     """The checkpoints of a folder, the oldest first. What a killed process left is removed."""
     if not folder.is_dir():
         return []
-    for left in folder.glob(".step-*.partial"):
-        process = left.name.split(".")[-2]
-        if process == str(os.getpid()) or not alive(process):  # in a container every process may have the same number
-            shutil.rmtree(left, ignore_errors=True)
+    clean(folder, "step-*")
     found = [(int(match[1]), path) for path in folder.iterdir() if (match := NAME.fullmatch(path.name))]
     return [Saved(path, step) for step, path in sorted(found)]
 
@@ -116,11 +106,3 @@ def prune(folder: Path, keep: int, fact: str, regular: Callable[[Saved], bool] =
             gone = folder / f".{one.path.name}.{os.getpid()}.partial"
             os.rename(one.path, gone)
             shutil.rmtree(gone)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
