@@ -151,8 +151,9 @@ def expand(rows: Iterable[Row], ours: nn.Module | Iterable[str], most: int | Non
 
 
 def matches(patterns: Iterable[str], name: str) -> bool:
-    """Whether a name is one of the patterns, `{}` standing for a number."""
-    return any(re.fullmatch(re.escape(pattern).replace(r"\{\}", r"\d+"), name) for pattern in patterns)
+    """Whether a name is one of the patterns, `{}` standing for a number, `*` for anything."""
+    escaped = (re.escape(pattern).replace(r"\{\}", r"\d+").replace(r"\*", ".*") for pattern in patterns)
+    return any(re.fullmatch(pattern, name) for pattern in escaped)
 
 
 def _names(side: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma3TextConfig, GemmaConfig
+from transformers import Gemma2Config, Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, GemmaConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextModel
 
 import sublayer
@@ -15,6 +15,7 @@ from sublayer.recipes.gemma import TINY, gemma
 from sublayer.step import Step
 from tests.oracle import (
     PADDED,
+    SMALL,
     agree,
     check_base,
     check_export,
@@ -92,6 +93,33 @@ def test_export_is_exact_and_read_by_transformers(family: type, changes: dict, t
 @pytest.mark.parametrize("family", [GemmaConfig, Gemma2Config, Gemma3TextConfig])
 def test_base_class_gives_their_hidden_vectors(family: type, tmp_path) -> None:
     check_base(family, tmp_path, IDS)
+
+
+def test_of_a_model_that_sees_images_the_language_model_is_read(tmp_path) -> None:
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "image_size": 28, "patch_size": 14, "vision_use_head": False}  # fmt: skip
+    theirs = oracle(
+        Gemma3Config, made=Gemma3ForConditionalGeneration, text_config=SMALL[Gemma3TextConfig], vision_config=vision,
+        mm_tokens_per_image=4,
+    )  # fmt: skip
+    ours = sublayer.load(saved(theirs, tmp_path), dtype=torch.float64)
+    with raised():
+        close(ours(IDS), theirs(IDS, use_cache=False).logits)
+
+
+def test_the_published_file_of_one_that_sees_leaves_sizes_to_its_class() -> None:
+    """Gemma 3 4B's: its 4,300,079,472 parameters less those of the part that sees, 419,816,304 of them."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}  # fmt: skip
+    file = {"architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eoi_token_index": 256000,
+            "image_token_index": 262144, "mm_tokens_per_image": 256, "model_type": "gemma3", "text_config": text,
+            "vision_config": {"hidden_size": 1152}}  # fmt: skip
+    spec, _ = from_hf(file)
+    assert spec.parameters() == 4300079472 - 419816304
+    made = Gemma3TextConfig(**text | {"rope_scaling": dict(text["rope_scaling"])})
+    assert spec == from_hf(made.to_dict() | {"architectures": ["Gemma3ForCausalLM"]})[0]
+    with pytest.raises(SpecError, match="final_logit_softcapping=30.0 is not modelled"):
+        from_hf(file | {"text_config": text | {"final_logit_softcapping": 30.0}})
 
 
 @pytest.mark.parametrize("window", [6, 7, 40])

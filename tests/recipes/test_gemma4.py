@@ -5,14 +5,25 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma4TextConfig
+from transformers import Gemma4Config, Gemma4ForConditionalGeneration, Gemma4TextConfig
 
+import sublayer
 from sublayer.errors import SpecError
 from sublayer.nn.sublayer import Model
 from sublayer.recipes import from_hf, to_hf
 from sublayer.recipes.gemma4 import TINY, gemma4
 from sublayer.state import State
-from tests.oracle import check_base, check_export, check_geometry, check_parity, oracle
+from tests.oracle import (
+    SMALL,
+    check_base,
+    check_export,
+    check_geometry,
+    check_parity,
+    close,
+    oracle,
+    raised,
+    saved,
+)
 
 IDS = torch.randint(97, (2, 12), generator=torch.Generator().manual_seed(1))
 CONFIG: dict[str, Any] = {
@@ -103,6 +114,19 @@ def test_what_is_not_modelled_is_refused_in_one_line(key: str, value: object, sa
     with pytest.raises(SpecError, match=said) as caught:
         from_hf(CONFIG | {key: value})
     assert "\n" not in str(caught.value)
+
+
+def test_of_a_model_that_sees_and_hears_the_language_model_is_read(tmp_path) -> None:
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16}  # fmt: skip
+    audio = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 16}
+    theirs = oracle(
+        Gemma4Config, made=Gemma4ForConditionalGeneration, text_config=SMALL[Gemma4TextConfig] | {"pad_token_id": 0},
+        vision_config=vision, audio_config=audio,
+    )  # fmt: skip
+    ours = sublayer.load(saved(theirs, tmp_path), dtype=torch.float64)
+    with raised():
+        close(ours(IDS), theirs(IDS, use_cache=False).logits)
 
 
 @pytest.mark.parametrize("changes", [{}, {"layer_size": None}, {"sharing": 0, "double": False}, {"global_kv_heads": 1}])

@@ -172,6 +172,20 @@ def without_head(read: Callable[[Mapping[str, Any]], Model]) -> Callable[[Mappin
     return lambda values: read(values).replace(head=None, tied=False)
 
 
+def of_text(read: Callable[[Mapping[str, Any]], Model], *others: str) -> Callable[[Mapping[str, Any]], Model]:
+    """The reader of a class that sees or hears too: its text_config is that of the language model, and what is left of
+    the file, with the keys `others`, is not of it."""
+
+    def text(values: Mapping[str, Any]) -> Model:
+        config = Config(values)
+        inner = config.table("text_config")
+        tied = config("tie_word_embeddings", inner.get("tie_word_embeddings"))
+        config.done("vision_config", *others)
+        return read(inner | {"tie_word_embeddings": tied})
+
+    return text
+
+
 def written(model: Model, attention: Any) -> dict[str, Any]:
     """What `Config.decoder` reads."""
     return {

@@ -3,7 +3,8 @@
 A decoder whose norms store their distance from 1, with embeddings times sqrt(D), tanh-GELU gates and a tied head.
 Gemma 2 norms each branch before and after, caps scores and logits softly, and sees a window only in every other layer.
 Gemma 3 norms queries and keys in place of the caps; five local layers, with a RoPE of their own, go to each global one.
-EmbeddingGemma is Gemma 3 that sees both ways; it answers hidden vectors.
+EmbeddingGemma is Gemma 3 that sees both ways; it answers hidden vectors. Of checkpoints that see images too, the parts
+for that are left unread.
 
 >>> gemma(2048, 18, 8, 1, 16384, vocab=256000).parameters()
 2506172416
@@ -24,7 +25,7 @@ from ..nn.initialise import Init
 from ..nn.norm import RMSNorm
 from ..nn.rope import Linear, Rope, rope_to_hf
 from ..nn.sublayer import Block, Model, Sublayer, Trunk
-from .config import Config, without_head
+from .config import Config, of_text, without_head
 
 ROPE = Rope(theta=10000.0)
 GLOBAL_ROPE = Rope(theta=1e6)
@@ -151,7 +152,11 @@ def NAMES(model: Model) -> list[Row]:
 
 
 PREFIX = "model."
-IGNORED = ("model.layers.{}.self_attn.rotary_emb.inv_freq",)  # computed from the config
+PREFIXES = ("language_model.model.", "model.language_model.")  # in checkpoints that see images too
+IGNORED = (
+    "model.layers.{}.self_attn.rotary_emb.inv_freq",  # computed from the config
+    *(f"{root}{part}.*" for root in ("", "model.") for part in ("vision_tower", "multi_modal_projector")),
+)
 
 
 def _read(config: Config, activation: str, **family: Any) -> Model:
@@ -206,6 +211,12 @@ def _gemma3_from_hf(values: Mapping[str, Any]) -> Model:
         config, "hidden_activation", **_ropes(config), sandwich=True, qk_norm=True, causal=causal, window=window,
         local=_local(config, period), scale=_scale(config), logit_cap=config.given("final_logit_softcapping", None),
     )  # fmt: skip
+
+
+def _of_text(values: Mapping[str, Any]) -> Model:
+    """Of Gemma3ForConditionalGeneration: what the text_config of published files leaves to its class is said here."""
+    Config(values).fix("final_logit_softcapping")  # their class takes one and does not apply it
+    return gemma3_from_hf({"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208} | dict(values))
 
 
 def _window(config: Config) -> int:
@@ -299,6 +310,9 @@ HF = {
     "GemmaForCausalLM": gemma_from_hf,
     "Gemma2ForCausalLM": gemma2_from_hf,
     "Gemma3ForCausalLM": gemma3_from_hf,
+    "Gemma3ForConditionalGeneration": of_text(
+        _of_text, "boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image"
+    ),
     "GemmaModel": without_head(gemma_from_hf),
     "Gemma2Model": without_head(gemma2_from_hf),
     "Gemma3TextModel": without_head(_gemma3_from_hf),

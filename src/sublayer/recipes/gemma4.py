@@ -3,7 +3,8 @@
 As Gemma 3, but norms store their weight itself, values are normed, scores are not scaled, and a learned number scales
 each layer's output. Global layers have larger heads, of which a quarter turns; their values may be their keys'
 projection. The small models' last layers attend to keys and values of the last layers before them of their kind, and
-every layer reads an embedding of its own (a table of all layers' rows, and a projection of the first embedding).
+every layer reads an embedding of its own (a table of all layers' rows, and a projection of the first embedding). Of
+checkpoints that see and hear too, the parts for that are left unread.
 
 >>> gemma4(1536, 35, 8, 1, 6144, local=every(5, 35), sharing=20, double=True).parameters()
 4628569379
@@ -33,7 +34,7 @@ from ..nn.rope_scaling import Proportional
 from ..nn.sublayer import Block, Model, Sublayer, Trunk
 from ..state import State
 from ..step import Step
-from .config import Config, without_head
+from .config import Config, of_text, without_head
 from .gemma import ACTIVATIONS, every
 
 ROPE = Rope(theta=10000.0)
@@ -242,8 +243,12 @@ def NAMES(model: Model) -> list[Row]:
 
 
 PREFIX = "model."
-# What published files hold for layers that read others' keys and values, and no class uses.
-IGNORED = tuple(f"model.layers.{{}}.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm", "v_norm"))
+PREFIXES = ("model.language_model.",)  # in checkpoints that see and hear too
+# What published files hold for layers that read others' keys and values, which no class uses, and what sees and hears.
+IGNORED = (
+    *(f"model.layers.{{}}.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm", "v_norm")),
+    *(f"model.{part}.*" for part in ("vision_tower", "audio_tower", "embed_vision", "embed_audio")),
+)
 
 
 def from_hf(values: Mapping[str, Any]) -> Model:
@@ -363,4 +368,11 @@ def to_hf(model: Model) -> dict[str, Any]:
     }
 
 
-HF = {"Gemma4ForCausalLM": from_hf, "Gemma4TextModel": without_head(from_hf)}
+HF = {
+    "Gemma4ForCausalLM": from_hf,
+    "Gemma4ForConditionalGeneration": of_text(
+        from_hf, "audio_config", "audio_token_id", "boa_token_id", "boi_token_id", "eoa_token_id", "eoa_token_index",
+        "eoi_token_id", "image_token_id", "video_token_id", "vision_soft_tokens_per_image",
+    ),
+    "Gemma4TextModel": without_head(from_hf),
+}  # fmt: skip

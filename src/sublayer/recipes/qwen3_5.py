@@ -10,7 +10,7 @@ positions, which tell time from place in an image, are plain ones of text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import SpecError
@@ -19,7 +19,7 @@ from ..nn.delta import GatedDelta, GatedDeltaOp
 from ..nn.feed_forward import FeedForward
 from ..nn.rope import Rope
 from ..nn.sublayer import Model
-from .config import Config, without_head
+from .config import Config, of_text, without_head
 from .qwen3_next import (
     DELTA,
     FFN,
@@ -73,18 +73,7 @@ NAMES: list[Row] = [
 ]
 PREFIX = "model."
 PREFIXES = ("model.language_model.",)  # in checkpoints that see images too
-_NORMED = ("blocks.{}.norm1", "blocks.{}.norm2", "merger.norm")
-_MAPPED = (
-    "patch_embed.proj",
-    *(f"blocks.{{}}.{name}" for name in ("attn.qkv", "attn.proj", "mlp.linear_fc1", "mlp.linear_fc2")),
-    "merger.linear_fc1",
-    "merger.linear_fc2",
-)
-IGNORED = (
-    *IGNORED_BY_BOTH,
-    "model.visual.pos_embed.weight",
-    *(f"model.visual.{name}.{kind}" for name in (*_NORMED, *_MAPPED) for kind in ("weight", "bias")),
-)
+IGNORED = (*IGNORED_BY_BOTH, "model.visual.*")
 
 
 def dense_from_hf(values: Mapping[str, Any]) -> Model:
@@ -108,20 +97,6 @@ def _read(config: Config, ffn: FFN) -> Model:
     return model
 
 
-def _language_model(read: Callable[[Mapping[str, Any]], Model]) -> Callable[[Mapping[str, Any]], Model]:
-    """The reader of a class that sees images too: its text_config is that of the language model."""
-
-    def text(values: Mapping[str, Any]) -> Model:
-        config = Config(values)
-        inner = config.table("text_config")
-        config.fix("language_model_only", False, True)
-        config.done("vision_config", "hidden_size", "image_token_id", "video_token_id", "vision_start_token_id",
-                    "vision_end_token_id", "tie_word_embeddings")  # fmt: skip
-        return read(inner | {"tie_word_embeddings": config("tie_word_embeddings", inner.get("tie_word_embeddings"))})
-
-    return text
-
-
 def _of_text(values: Mapping[str, Any]) -> dict[str, Any]:
     """Without the keys that share pairs of rotated dims between time, height and width: of text all three are one."""
     found = dict(values)
@@ -141,11 +116,14 @@ def to_hf(model: Model) -> dict[str, Any]:
     return family | config | {"intermediate_size": ffns[0].hidden}
 
 
+# Keys of the classes that see images too.
+_SEES = ("hidden_size", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
+         "language_model_only")  # fmt: skip
 HF = {
     "Qwen3_5ForCausalLM": dense_from_hf,
     "Qwen3_5MoeForCausalLM": moe_from_hf,
-    "Qwen3_5ForConditionalGeneration": _language_model(dense_from_hf),
-    "Qwen3_5MoeForConditionalGeneration": _language_model(moe_from_hf),
+    "Qwen3_5ForConditionalGeneration": of_text(dense_from_hf, *_SEES),
+    "Qwen3_5MoeForConditionalGeneration": of_text(moe_from_hf, *_SEES),
     "Qwen3_5TextModel": without_head(dense_from_hf),
     "Qwen3_5MoeTextModel": without_head(moe_from_hf),
 }
