@@ -1,6 +1,9 @@
 """The header of a GGUF file: its metadata, and where its tensors lie. Read from the front, bounded before anything in
 it is believed; the tensors themselves are not touched.
 
+A model may lie in several files, as llama.cpp's gguf-split cuts it: PREFIX-00001-of-00003.gguf and so on, each of them
+GGUF with split.no and split.count in its metadata; the first says all else. Whichever is named, they are one header.
+
 Layout: "GGUF", version, number of tensors, number of keys, the keys with their values, a record for each tensor (name,
 sizes with the fastest first, type, offset), and, after a gap up to a multiple of the alignment, their data.
 Source: the GGUF specification of ggml.
@@ -9,6 +12,7 @@ Source: the GGUF specification of ggml.
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,6 +29,14 @@ SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 LENGTH = struct.Struct("<Q")
 
+PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+NUMBER, COUNT, TOTAL = (
+    "split.no",
+    "split.count",
+    "split.tensors.count",
+)  # from 0 on; of parts; of tensors in all of them
+TOGETHER = "take all parts from one place"
+
 MAX_HEADER = 256 << 20  # bytes; the largest vocabularies and their merges take some 30 MB
 MAX_ITEMS = 1 << 23  # of one array
 MAX_TENSORS = 1 << 20
@@ -33,8 +45,10 @@ MAX_DIMS = 4  # ggml's own
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies in the file, and how its values are stored there."""
+    """Where a tensor lies, and how its values are stored there."""
 
+    path: Path
+    """The file."""
     shape: tuple[int, ...]
     """As torch has it, the slowest first."""
     kind: str
@@ -47,26 +61,94 @@ class Place:
 
 @dataclass(frozen=True)
 class Header:
-    path: Path
+    paths: tuple[Path, ...]
+    """The files of the model, in order; what is read of the first alone has that one."""
     metadata: Mapping[str, Any]
     """Key → a number, a bool, a string, or a list of one of these kinds."""
     tensors: Mapping[str, Place]
 
+    @property
+    def path(self) -> Path:
+        """The file that errors name."""
+        return self.paths[0]
+
 
 def read_header(path: Path | str, *, tensors: bool = True) -> Header:
-    """The header of a GGUF file of version 2 or 3, little-endian; tensors: with the records of its tensors.
+    """The header of a GGUF file of version 2 or 3, little-endian, or of all the parts of which it is one; tensors: with
+    the records of its tensors, else of the first part alone.
 
     Raises WeightsError, naming the file, the byte or the tensor, for a file that is none or is cut short, for numbers
-    of items that it has no room for, and for tensors of an unknown type, out of place or over one another.
+    of items that it has no room for, and for tensors of an unknown type, out of place or over one another; for a part
+    that is missing or another model's, and for a tensor in two of them.
     """
     path = Path(path)
+    count = part_count(path)
+    first = _read_part(part(path, 1), 1, count, tensors)
+    if count == 1 or not tensors:
+        return first
+    paths, found = [first.path], dict(first.tensors)
+    for number in range(2, count + 1):
+        one = _read_part(part(path, number), number, count, tensors)
+        for key in one.metadata:
+            if key != NUMBER and first.metadata.get(key, one.metadata[key]) != one.metadata[key]:
+                raise WeightsError(f"{one.path}: its {key} is another than that of {first.path.name}; {TOGETHER}")
+        for name in one.tensors:
+            if name in found:
+                raise WeightsError(f"{one.path}: tensor {name} is also in {found[name].path.name}; {TOGETHER}")
+        paths.append(one.path)
+        found |= one.tensors
+    said = first.metadata.get(TOTAL)
+    if said != len(found):
+        parts = f"{len(found)} are in its {count} parts"
+        raise WeightsError(f"{first.path}: {TOTAL}={_short(said)}, but {parts}; {TOGETHER}")
+    return Header(tuple(paths), first.metadata, found)
+
+
+def part_count(path: Path) -> int:
+    """Of how many parts a file is one, by its name."""
+    match = PART.fullmatch(path.name)
+    return int(match[3]) if match and 1 <= int(match[2]) <= int(match[3]) else 1
+
+
+def model_name(path: Path) -> str:
+    """A file's name without its ending, and of a part without its number."""
+    match = PART.fullmatch(path.name)
+    return match[1] if match and part_count(path) > 1 else path.name.removesuffix(".gguf")
+
+
+def part(path: Path, number: int, count: int | None = None) -> Path:
+    """A part, from 1 on, of the model that a file is all or one part of. count: of parts, other than its name says."""
+    count = count or part_count(path)
+    return path if count == 1 else path.with_name(f"{model_name(path)}-{number:05d}-of-{count:05d}.gguf")
+
+
+def models_in(folder: Path) -> list[Path]:
+    """The GGUF files of a folder; of a model in parts the first, which may be missing."""
+    return sorted({part(path, 1) for path in folder.glob("*.gguf")})
+
+
+def _read_part(path: Path, number: int, count: int, tensors: bool) -> Header:
+    """The header of one file. Raises WeightsError where it is not the part that its name says."""
+    if count > 1 and not path.exists():
+        raise WeightsError(f"{path}: part {number} of {count} is missing; put all of them into one folder")
     try:
         with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             reader = _Reader(path, data)
-            count, metadata = reader.metadata()
-            return Header(path, metadata, reader.tensors(count, metadata) if tensors else {})
+            size, metadata = reader.metadata()
+            found = Header((path,), metadata, reader.tensors(size, metadata) if tensors else {})
     except (OSError, ValueError) as error:  # mmap refuses an empty file with ValueError
         raise WeightsError(f"{path}: cannot be read as GGUF: {error}") from None
+    said = metadata.get(NUMBER, 0), metadata.get(COUNT, 1) or 1
+    if said != (number - 1, count):
+        raise WeightsError(
+            f"{path}: part {number} of {count} by its name, but {NUMBER}={_short(said[0])}, {COUNT}={_short(said[1])} "
+            "within; parts are named NAME-00001-of-00003.gguf and so on, and lie in one folder"
+        )
+    return found
+
+
+def _short(value: Any) -> str:
+    return "a list" if isinstance(value, list) else repr(value)[:40]
 
 
 class _Reader:
@@ -114,7 +196,7 @@ class _Reader:
                 raise WeightsError(f"{where}: its {size} bytes reach beyond the file's {len(self._data)}")
             if begin + offset < end and size:
                 raise WeightsError(f"{where}: lies over tensor {last}, which ends at byte {end}")
-            places[name] = Place(shape, kind, begin + offset, size)
+            places[name] = Place(self._path, shape, kind, begin + offset, size)
             last, end = (name, begin + offset + size) if size else (last, end)
         return {name: places[name] for name in records}
 

@@ -37,7 +37,7 @@ NOT_OF_FILES = {
     "pickled weights": "tried in tests/weights/test_load.py",
     "and no {stem}": "tried in tests/weights/test_load.py",
     "cannot be read": "the disk's failures",
-    "more GGUF files": "there is one",
+    "more GGUF models": "there is one",
     "no elements of": "refused as weights before",
     "more than {MAX_JSON_BYTES}": "tried in tests/weights/test_load.py",
     "is also in": "tried in tests/weights/test_load.py, for it takes two files",

@@ -18,13 +18,22 @@ Config = dict[str, Any]
 Tensors = dict[str, np.ndarray]
 
 
-def write(folder: Path, path: Path, *, wide: bool = True, tokens: bool = False, **changes: Any) -> Path:
+def write(
+    folder: Path,
+    path: Path,
+    *,
+    wide: bool = True,
+    tokens: bool = False,
+    split: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Path:
     """The GGUF file of a folder with config.json and model.safetensors; wide: in 64-bit numbers, which llama.cpp does
-    not read. tokens: with a vocabulary of letters, which it needs. changes: of the config."""
+    not read. tokens: with a vocabulary of letters, which it needs. split: how the gguf package cuts it into parts, of
+    which none has the path itself. changes: of the config."""
     config = json.loads((folder / "config.json").read_text()) | changes
     arch, about, change = MODELS[config["architectures"][0]]
     number = getattr(MODEL_ARCH, arch)
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[number])
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[number], **split or {})
     about(writer, config)
     layers = max(config.get(key) or 0 for key in ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers"))
     names = gguf.get_tensor_name_map(number, layers)

@@ -14,6 +14,7 @@ from huggingface_hub import constants
 import sublayer
 from sublayer.cli.main import main
 from sublayer.errors import SpecError, SublayerError, WeightsError
+from sublayer.weights.gguf.write import write_gguf
 from sublayer.weights.hub import HubName, local
 from sublayer.weights.load import read_spec
 from tests.hub import SHA, Hub, serving
@@ -96,6 +97,16 @@ def test_a_gguf_file_is_asked_for_by_name(hub) -> None:
         local("org/blocks")
     with pytest.raises(WeightsError, match="org/blocks/q4_0.gguf: the hub's model has no file q4_0.gguf"):
         local("org/blocks/q4_0.gguf")
+
+
+def test_of_a_gguf_model_in_parts_all_are_fetched_from_whichever_folder_they_lie_in(hub) -> None:
+    folder = hub.models["org/blocks"] / "f32"
+    folder.mkdir()
+    parts = write_gguf(tiny(vocab=257).build(seed=1), folder / "x.gguf", shard_size=50_000)
+    (folder / "y-00001-of-00003.gguf").write_bytes(b"GGUF")
+    found = sublayer.load(f"org/blocks/f32/{parts[1].name}")
+    torch.testing.assert_close(weights(found), weights(tiny(vocab=257).build(seed=1)), rtol=0, atol=0)
+    assert sorted(hub.fetched) == [path.name for path in parts]
 
 
 @pytest.mark.parametrize(

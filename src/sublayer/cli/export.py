@@ -22,7 +22,7 @@ def command(
     ] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Of the values; default: as they are stored.")] = None,
     shard_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="hf: cut the weights into files of at most so much, as in 5GB.")
+        str | None, typer.Option(metavar="SIZE", help="Cut the weights into files of at most so much, as in 5GB.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
 ) -> None:
@@ -43,15 +43,14 @@ def command(
         typer.echo(told, err=True)
 
     try:
-        export(
+        files = export(
             model, out, to=to, quantize=quantize, dtype=getattr(torch, dtype) if dtype else None, shard_size=shard,
             force=force, progress=_telling(line), note=note,
         )  # fmt: skip
     finally:
         line.clear()
-    files = sorted(out.iterdir()) if out.is_dir() else [out]
     typer.echo(f"{out}  {_size(sum(file.stat().st_size for file in files))}")
-    if out.is_dir():
+    if files != [out]:
         wide = max(len(file.name) for file in files)
         for file in files:
             typer.echo(f"  {file.name:<{wide}}  {_size(file.stat().st_size):>8}")

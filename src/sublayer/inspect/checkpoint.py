@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
@@ -110,15 +110,15 @@ def about(path: Path, spec: Model, stem: str | None = "model") -> About:
 def _stored(path: Path, stem: str) -> Stored:
     gguf = gguf_file(path)
     if gguf is not None:
-        places = read_header(gguf).tensors.values()
-        return _summed([gguf], ((place.kind, prod(place.shape)) for place in places))
+        header = read_header(gguf)
+        return _summed(header.paths, ((place.kind, prod(place.shape)) for place in header.tensors.values()))
     with Checkpoint.open(path, stem) as files:
         names = list(files.names)
         where = sorted({files.file(name) for name in names})
         return _summed(where, [(files.dtype(name), prod(files.shape(name))) for name in names])
 
 
-def _summed(files: list[Path], tensors: Iterable[tuple[str, int]]) -> Stored:
+def _summed(files: Sequence[Path], tensors: Iterable[tuple[str, int]]) -> Stored:
     counts: dict[str, int] = {}
     elements: dict[str, int] = {}
     for kind, size in tensors:

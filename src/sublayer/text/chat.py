@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..gguf_header import models_in
 from .ending import read_json
 from .metadata import read_metadata
 from .tokenizer import Tokenizer, frame
@@ -147,7 +148,7 @@ def _gguf(path: Path) -> Path | None:
     if path.suffix == ".gguf" and path.is_file():
         return path
     others = ("tokenizer_config.json", "chat_template.jinja", "config.json", "spec.json")
-    found = [*path.glob("*.gguf")] if path.is_dir() and not any((path / name).is_file() for name in others) else []
+    found = models_in(path) if path.is_dir() and not any((path / name).is_file() for name in others) else []
     return found[0] if len(found) == 1 else None
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import tokenizers
 
 from ..errors import InputError, UsageError
+from ..gguf_header import models_in
 from .byte_pairs import BytePairs
 from .bytes import Bytes
 from .counted import Characters, Words
@@ -88,7 +89,7 @@ def _candidates(folder: Path) -> list[Path]:
     for name in ("tokenizer.json", "tokenizer.model", "spiece.model", *PAIRS, "vocab.txt"):
         if (folder / name).is_file() and (folder / PAIRS.get(name, name)).is_file():
             return [folder / name]
-    return sorted([*folder.glob("*.tiktoken"), *folder.glob("*.gguf")])
+    return sorted([*folder.glob("*.tiktoken"), *models_in(folder)])
 
 
 def _load_json(path: Path) -> Tokenizer:

@@ -12,6 +12,7 @@ import torch
 
 from ..errors import SpecError, UsageError
 from ..files import replacing, replacing_folder
+from ..gguf_header import model_name, part, part_count
 from ..nn.sublayer import Model
 from ..recipes import from_hf, to_hf
 from ..text import BytePairs, Pretrained, Tokenizer, load_tokenizer
@@ -52,13 +53,15 @@ def export(
     force: bool = False,
     progress: Progress | None = None,
     note: Callable[[str], object] = lambda line: None,
-) -> None:
-    """Writes a checkpoint (a folder, a GGUF file, a name of the hub) as a folder of Hugging Face's or as a GGUF file.
+) -> list[Path]:
+    """Writes a checkpoint (a folder, a GGUF file, a name of the hub) as a folder of Hugging Face's or as a GGUF file;
+    gives the files that are there then.
 
     The tokenizer and the chat template go along. Nothing is seen at out before all of it is written.
     quantize: GGUF's type of the matrices, such as "q8_0". dtype: of the other values; None: as they are stored.
-    shard_size: of the folder's files of weights, in bytes. force: whether out may be replaced. note: told, in a line
-    each, what is not exported as it is.
+    shard_size: bytes of weights above which they are cut into several files, which for model.gguf are
+    model-00001-of-00003.gguf and so on. force: whether out may be replaced. note: told, in a line each, what is not
+    exported as it is.
     Raises UsageError for an out that is there already, SpecError for a model and InputError for a tokenizer that the
     format cannot express, naming the part, and WeightsError as `load` and `save` do.
     """
@@ -67,33 +70,42 @@ def export(
         raise UsageError(f'to={to!r}: "hf" or "gguf"')
     if to == "hf" and quantize is not None:
         raise UsageError(f"quantize={quantize!r}: for gguf; of weights as hf, dtype is what can be chosen")
-    if to == "gguf" and shard_size is not None:
-        raise UsageError("shard_size: for hf; a GGUF file is one")
     spec, _ = read_spec(source)  # a path that holds no model is told as such
     to_hf(spec)  # before any weight is loaded
-    _check_out(source, out, to, force)
+    there = _check_out(source, out, to, force, shard_size is not None)
     if dtype is None:
         dtype = stored_dtype(source)
     if to == "hf":
         _export_hf(source, out, dtype, shard_size, progress, note)
-    else:
-        _export_gguf(source, out, dtype, quantize, progress, note)
+        return sorted(out.iterdir())
+    written = _export_gguf(source, out, dtype, quantize, shard_size, progress, note)
+    for file in there - set(written):  # in another number of parts
+        file.unlink()
+    return written
 
 
-def _check_out(source: Path, out: Path, to: str, force: bool) -> None:
-    if source.exists() and out.exists() and source.resolve() == out.resolve():
-        raise UsageError(f"{out}: is what is exported; choose another place")
+def _check_out(source: Path, out: Path, to: str, force: bool, in_parts: bool) -> set[Path]:
+    """What is there under the names that will be written, or of such parts."""
     if to == "gguf" and out.is_dir():
         raise UsageError(f"{out}: is a folder; name the file, such as {out / 'model.gguf'}")
+    if to == "gguf" and part_count(out) > 1:
+        raise UsageError(f"{out}: is the name of a part; name the whole, such as {model_name(out)}.gguf")
     if to == "hf" and out.exists() and not out.is_dir():
         raise UsageError(f"{out}: is a file; name a folder")
-    there = out.exists() and (to == "gguf" or any(out.iterdir()))
+    there = {out} if out.exists() and not (out.is_dir() and not any(out.iterdir())) else set[Path]()
+    if to == "gguf" and in_parts:
+        there |= {file for file in out.parent.glob("*.gguf") if model_name(file) == model_name(out)}
+    file = gguf_file(source)
+    sources = {source} if file is None else {part(file, i) for i in range(1, part_count(file) + 1)}
+    if {path.resolve() for path in sources} & {path.resolve() for path in {out, *there}}:
+        raise UsageError(f"{out}: is what is exported; choose another place")
     if there and not force:
-        raise UsageError(f"{out}: is there already; --force replaces it")
+        raise UsageError(f"{min(there)}: is there already; --force replaces it")
     if there and to == "hf":
         other = next((file for file in sorted(out.iterdir()) if not any(map(file.match, OURS)) or file.is_dir()), None)
         if other is not None:
             raise UsageError(f"{out}: holds {other.name}, which belongs to no checkpoint; it is not replaced")
+    return there
 
 
 # --- hf ---
@@ -161,8 +173,14 @@ def _write_tokenizer(tokenizer: Tokenizer, source: Path, folder: Path, spec: Mod
 
 
 def _export_gguf(
-    source: Path, out: Path, dtype: torch.dtype, quantize: str | None, progress: Progress | None, note: Any
-) -> None:
+    source: Path,
+    out: Path,
+    dtype: torch.dtype,
+    quantize: str | None,
+    shard_size: int | None,
+    progress: Progress | None,
+    note: Any,
+) -> list[Path]:
     from .gguf.write import QUANTISED, write_gguf
 
     kind = KINDS[dtype] if quantize is None else quantize.lower()
@@ -171,7 +189,8 @@ def _export_gguf(
     if dtype == torch.float64:
         note("float64 is rounded to F32, the widest that llama.cpp reads")
     spec, _ = read_spec(source)
-    about: dict[str, Any] = {"general.name": (source.parent if source.name == "model" else source).resolve().stem}
+    named = source.parent if source.name == "model" else source  # a run's result
+    about: dict[str, Any] = {"general.name": model_name(named.resolve())}
     tokenizer = _of_pieces(_tokenizer(source, note), source)
     if tokenizer is not None:
         from ..text.ggml_write import ggml_metadata
@@ -186,7 +205,10 @@ def _export_gguf(
     model = load(source, dtype=dtype, progress=progress)
     plain = "f16" if kind in QUANTISED else kind
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_gguf(model, out, kind=kind, plain=plain, about=about, config=kept, progress=progress, note=note)
+    return write_gguf(
+        model, out, kind=kind, plain=plain, about=about, config=kept, shard_size=shard_size, progress=progress,
+        note=note,
+    )  # fmt: skip
 
 
 def _of_pieces(tokenizer: Tokenizer | None, source: Path) -> Tokenizer | None:

@@ -1,7 +1,8 @@
 """Models of the Hugging Face hub by their names, org/name or org/name@revision: fetched once, then read from its cache.
 
 What is fetched cannot run code: descriptions, tokenizers and safetensors, or one GGUF file that is asked for as
-org/name/FILE.gguf. The descriptions come first, so that a model that no recipe reads costs no more than them.
+org/name/FILE.gguf, with all the parts of which it is one. The descriptions come first, so that a model that no recipe
+reads costs no more than them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import WeightsError
+from ..gguf_header import model_name, part_count
 
-NAME = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(/(?P<file>[\w.-]+\.gguf))?(@(?P<revision>[\w./-]+))?", re.ASCII)
+NAME = re.compile(
+    r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(/(?P<file>(\w[\w.-]*/)*\w[\w.-]*\.gguf))?(@(?P<revision>[\w./-]+))?", re.ASCII
+)
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "README.md", "LICENSE*")
 
 
@@ -48,7 +52,9 @@ def local(name: Path | str, *, weights: bool = True) -> Path:
     if asked is None:
         return Path(name)
     if asked.file is not None:
-        path = _fetch(asked, [asked.file]) / asked.file
+        file, count = Path(asked.file), part_count(Path(asked.file))
+        parts = file if count == 1 else file.with_name(f"{model_name(file)}-*-of-{count:05d}.gguf")
+        path = _fetch(asked, [parts.as_posix()], inner=True) / file
         if not path.exists():
             raise WeightsError(f"{asked}: the hub's model has no file {asked.file}")
         return path
@@ -67,8 +73,8 @@ def local(name: Path | str, *, weights: bool = True) -> Path:
     return folder
 
 
-def _fetch(asked: HubName, patterns: Sequence[str]) -> Path:
-    """The folder of a snapshot in the hub's cache that has all files of these names, but none in inner folders."""
+def _fetch(asked: HubName, patterns: Sequence[str], *, inner: bool = False) -> Path:
+    """The folder of a snapshot in the hub's cache that has all files of these names; inner: of those in folders too."""
     try:
         import huggingface_hub as hub
         from huggingface_hub import errors
@@ -82,7 +88,7 @@ def _fetch(asked: HubName, patterns: Sequence[str]) -> Path:
             asked.repo,
             revision=asked.revision,
             allow_patterns=list(patterns),
-            ignore_patterns=["*/*"],
+            ignore_patterns=None if inner else ["*/*"],
             tqdm_class=_progress(),
         )
     except errors.GatedRepoError:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import SpecError, UsageError, WeightsError
 from ..files import open_regular
-from ..gguf_header import read_header
+from ..gguf_header import models_in, read_header
 from ..names import SAME, Row, expand, matches
 from ..nn.sublayer import Model, ModelOp
 from ..recipes import from_hf, ignored, names
@@ -161,14 +161,15 @@ def stored_dtype(path: Path | str) -> torch.dtype:
 
 
 def gguf_file(path: Path) -> Path | None:
-    """The GGUF file that a path names: it, or the one in a folder that holds no description beside it."""
+    """The GGUF file that a path names: it, or that of the one model in a folder without another description; of a model
+    in parts the first."""
     if path.suffix == ".gguf" and not path.is_dir():
         return path
     if not path.is_dir() or any((path / name).exists() for name in ("spec.json", "config.json")):
         return None
-    found = sorted(path.glob("*.gguf"))
+    found = models_in(path)
     if len(found) > 1:
-        raise WeightsError(f"{path}: holds {found[0].name} and {len(found) - 1} more GGUF files; name one of them")
+        raise WeightsError(f"{path}: holds {found[0].name} and {len(found) - 1} more GGUF models; name one of them")
     return found[0] if found else None
 
 

@@ -45,8 +45,6 @@ def save(
     """
     if layout not in ("sublayer", "hf"):
         raise UsageError(f'layout={layout!r}: "sublayer" or "hf"')
-    if shard_size is not None and shard_size < 1:
-        raise UsageError(f"shard_size={shard_size}: a number of bytes above 0")
     folder = Path(path)
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if any(parameter.is_meta for parameter in parameters.values()):
@@ -120,18 +118,29 @@ def _tensors(
 
 def _shards(stem: str, kinds: Mapping[str, Kind], largest: int | None) -> dict[str, dict[str, Kind]]:
     """File → its tensors, in order."""
-    shards: list[dict[str, Kind]] = [{}]
+    shards = cut({name: _bytes({name: kind}) for name, kind in kinds.items()}, largest)
+    count = len(shards)
+    files = [f"{stem}-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+    files = files if count > 1 else [f"{stem}.safetensors"]
+    return {file: {name: kinds[name] for name in shard} for file, shard in zip(files, shards, strict=True)}
+
+
+def cut(sizes: Mapping[str, int], largest: int | None) -> list[list[str]]:
+    """Names of tensors in turn, in groups whose bytes are at most so many together; a larger tensor is a group itself.
+
+    Raises UsageError for no number of bytes.
+    """
+    if largest is not None and largest < 1:
+        raise UsageError(f"shard_size={largest}: a number of bytes above 0")
+    groups: list[list[str]] = [[]]
     filled = 0
-    for name, kind in kinds.items():
-        size = _bytes({name: kind})
-        if largest is not None and shards[-1] and filled + size > largest:
-            shards.append({})
+    for name, size in sizes.items():
+        if largest is not None and groups[-1] and filled + size > largest:
+            groups.append([])
             filled = 0
-        shards[-1][name] = kind
+        groups[-1].append(name)
         filled += size
-    if len(shards) == 1:
-        return {f"{stem}.safetensors": shards[0]}
-    return {f"{stem}-{i:05d}-of-{len(shards):05d}.safetensors": shard for i, shard in enumerate(shards, 1)}
+    return groups
 
 
 def _index(shards: Mapping[str, Mapping[str, Kind]]) -> dict[str, Any]:

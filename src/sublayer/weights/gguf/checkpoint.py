@@ -23,7 +23,6 @@ class GgufCheckpoint:
 
     def __init__(self, source: Source, table: Architecture, config: Config) -> None:
         """Raises WeightsError for a tensor that is not all there (one half of what theirs holds in one)."""
-        self._source = source
         self._tensors = source.tensors
         self._patterns = table.rows(config)
         self._where: dict[str, tuple[Row, int]] = {}
@@ -34,7 +33,8 @@ class GgufCheckpoint:
         for row in concrete(self._patterns, left):
             missing = next((name for name in row.our_names if name not in self._tensors.names), None)
             if missing is not None:
-                raise WeightsError(f"{source.path}: tensor {missing} is missing beside {row.our_names[0]}")
+                first = row.our_names[0]
+                raise WeightsError(f"{self._tensors.file(first)}: tensor {missing} is missing beside {first}")
             left -= set(row.our_names)
             self._where |= {name: (row, i) for i, name in enumerate(row.their_names)}
         self.names = {*self._where, *left}  # what no row names stays under its own name, and has no place in the model
@@ -71,7 +71,7 @@ class GgufCheckpoint:
                 self._shapes |= {theirs: list(one.shape) for theirs, one in zip(row.their_names, found, strict=True)}
             except (RuntimeError, IndexError, ValueError):
                 raise WeightsError(
-                    f"{self._source.path}: tensor {row.our_names[0]} {given[0]} is not {len(row.their_names)} of the "
+                    f"{self.file(name)}: tensor {row.our_names[0]} {given[0]} is not {len(row.their_names)} of the "
                     f"model's, such as {row.their_names[0]}"
                 ) from None
         return self._shapes[name]
@@ -80,7 +80,7 @@ class GgufCheckpoint:
         return self._tensors.dtype(self._where[name][0].our_names[0] if name in self._where else name)
 
     def file(self, name: str) -> Path:
-        return self._source.path
+        return self._tensors.file(self._where[name][0].our_names[0] if name in self._where else name)
 
     def called(self, name: str) -> str:
         """What the file calls a tensor of theirs, there or not."""

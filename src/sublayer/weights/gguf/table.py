@@ -165,8 +165,6 @@ def _architecture(header: Header) -> str:
     kind = header.metadata.get("general.type", "model")
     if kind != "model":
         raise SpecError(f"general.type is {kind!r}: a part of a model or none; only whole models can be read")
-    if header.metadata.get("split.count", 1) not in (0, 1):
-        raise SpecError(f"split.count={header.metadata['split.count']}: one of several files of a model; join them")
     name = header.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise SpecError("the metadata has no general.architecture")

@@ -1,7 +1,8 @@
-"""The tensors of a GGUF file under its own names: memory-mapped, and dequantised a few blocks at a time."""
+"""The tensors of a GGUF header under their own names: memory-mapped, and dequantised a few blocks at a time."""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,14 +36,16 @@ class Tensors:
         for name, place in header.tensors.items():
             if place.kind in UNREADABLE:
                 raise WeightsError(
-                    f"{header.path}: tensor {name} at byte {place.offset}: {place.kind} cannot be dequantised"
+                    f"{place.path}: tensor {name} at byte {place.offset}: {place.kind} cannot be dequantised"
                 )
-        try:
-            with open_regular(header.path) as file:
-                # Private pages, for torch warns of memory that it may not write to; none is written.
-                self._data = mapped(file)
-        except (OSError, ValueError) as error:
-            raise WeightsError(f"{header.path}: cannot be read: {error}") from None
+        self._data: dict[Path, mmap.mmap] = {}
+        for path in header.paths:
+            try:
+                with open_regular(path) as file:
+                    # Private pages, for torch warns of memory that it may not write to; none is written.
+                    self._data[path] = mapped(file)
+            except (OSError, ValueError) as error:
+                raise WeightsError(f"{path}: cannot be read: {error}") from None
 
     @property
     def blocks(self) -> list[str]:
@@ -78,25 +81,23 @@ class Tensors:
         return kind if kind in PLAIN else "F32"
 
     def file(self, name: str) -> Path:
-        return self.header.path
+        return self.header.tensors[name].path
 
     def same(self, one: str, other: str) -> bool:
         """Whether two tensors hold the same values in the same way."""
         a, b = (self.header.tensors[name] for name in (one, other))
         if (a.shape, a.kind) != (b.shape, b.kind):
             return False
-        view = memoryview(self._data)
-        return all(
-            view[a.offset + at : a.offset + min(at + CHUNK, a.size)]
-            == view[b.offset + at : b.offset + min(at + CHUNK, b.size)]
-            for at in range(0, a.size, CHUNK)
-        )
+        one_view, other_view = (memoryview(self._data[place.path])[place.offset :][: place.size] for place in (a, b))
+        return all(one_view[at : at + CHUNK] == other_view[at : at + CHUNK] for at in range(0, a.size, CHUNK))
 
     def _plain(self, name: str, dtype: torch.dtype) -> Tensor:
         place = self.header.tensors[name]
         if not place.size:
             return torch.empty(place.shape, dtype=dtype)
-        flat = torch.frombuffer(self._data, dtype=dtype, count=place.size // dtype.itemsize, offset=place.offset)
+        flat = torch.frombuffer(
+            self._data[place.path], dtype=dtype, count=place.size // dtype.itemsize, offset=place.offset
+        )
         return flat.view(place.shape)
 
     def _dequantised(self, name: str) -> Iterator[Tensor]:
@@ -104,7 +105,7 @@ class Tensors:
         place = self.header.tensors[name]
         kind = GGMLQuantizationType[place.kind]
         block, size = GGML_QUANT_SIZES[kind]
-        data = np.frombuffer(self._data, np.uint8, place.size, place.offset)
+        data = np.frombuffer(self._data[place.path], np.uint8, place.size, place.offset)
         step = CHUNK // block * size
         for at in range(0, place.size, step):
             with np.errstate(all="ignore"):  # a scale may be no number; that shows in what the model answers

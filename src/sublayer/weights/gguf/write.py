@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,12 @@ from torch import Tensor
 
 from ...errors import SpecError, UsageError, WeightsError
 from ...files import replacing
-from ...gguf_header import Header, Place
+from ...gguf_header import COUNT, NUMBER, TOTAL, Header, Place, part
 from ...names import Row, expand
 from ...nn.sublayer import Model, ModelOp
 from ...recipes import from_hf, names, to_hf
 from ...recipes.difference import differences
+from ..save import cut
 from . import Architecture, Config, Source, writer
 from .checkpoint import concrete
 from .tensors import CHUNK
@@ -34,6 +37,8 @@ KINDS = ("f32", "f16", "bf16", *QUANTISED)
 FULL = ("ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "token_types", "ssm_conv1d")
 TRAINING = ("dropout", "balance_loss", "balance_rate", "z_loss")  # parts of a spec that do nothing when a model is run
 LARGEST_HALF = 65504.0
+SPLIT = {NUMBER: GGUFValueType.UINT16, COUNT: GGUFValueType.UINT16, TOTAL: GGUFValueType.INT32}  # as llama.cpp has them
+MOST_PARTS = 65535
 
 Progress = Callable[[str, int, int], object]  # as load and save have it
 
@@ -42,12 +47,15 @@ Progress = Callable[[str, int, int], object]  # as load and save have it
 class Planned:
     """A tensor of the file to be."""
 
-    row: Row
-    """Hugging Face's tensors, and this one among GGUF's."""
-    place: int
-    """Which of the row's."""
     shape: tuple[int, ...]
     kind: str
+    values: Callable[[], Tensor]
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        block, size = GGML_QUANT_SIZES[_type(self.kind)]
+        return prod(self.shape) // block * size
 
 
 def write_gguf(
@@ -58,14 +66,17 @@ def write_gguf(
     plain: str = "f16",
     about: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
+    shard_size: int | None = None,
     progress: Progress | None = None,
     note: Callable[[str], object] = lambda line: None,
-) -> None:
-    """Writes a model's GGUF file, beside and then renamed.
+) -> list[Path]:
+    """Writes a model's GGUF file, beside and then renamed; gives the paths of what is written.
 
     kind: of the matrices, one of KINDS; vectors and what llama.cpp reads as F32 only stay F32, and rows that are not
     whole blocks become `plain` ("f32", "f16" or "bf16"), of which `note` is told. about: more metadata, under full
     keys (the tokenizer's). config: keys of config.json that a spec does not say, such as max_position_embeddings.
+    shard_size: bytes of tensors above which the file is cut into parts, path's name with -00001-of-00003 and so on; no
+    tensor is cut. All are whole before any is renamed, the first as the last.
     Raises UsageError for an unknown kind, SpecError for what the format cannot express, WeightsError for a value that
     F16 cannot hold and for a file that cannot be written.
     """
@@ -75,9 +86,9 @@ def write_gguf(
     described = {**(config or {}), **described}
     table = writer(described)
     metadata = table.metadata(described) | _general(kind) | dict(about or {})
-    computed = {name: tensor.float() for name, tensor in table.computed(described).items()}
+    computed = {name: tensor.float().contiguous() for name, tensor in table.computed(described).items()}
     theirs = _Theirs(expand(names(family, model.spec), model), model)
-    plan = _plan(table, described, theirs, kind, plain)
+    plan = _plan(table, described, computed, theirs, kind, plain)
     _check(model.spec, table, metadata, plan, computed)
     if not described.keys() & {"max_position_embeddings", "n_positions"}:
         written = metadata[f"{table.name}.context_length"]
@@ -86,11 +97,34 @@ def write_gguf(
     if narrow:
         block = GGML_QUANT_SIZES[_type(kind)][0]
         note(f"{len(narrow)} matrices stay {plain.upper()}, as their rows are no multiple of {block}: {narrow[0]}, …")
+    groups = cut({name: one.size for name, one in plan.items()}, shard_size)
+    count = len(groups)
+    if count > MOST_PARTS:
+        raise UsageError(f"shard_size={shard_size}: makes {count} parts; they can be numbered up to {MOST_PARTS}")
+    paths = [part(path, i, count) for i in range(1, count + 1)]
+    tell = _telling(progress, sum(one.size for one in plan.values()))
     try:
-        with replacing(path) as beside:
-            _write(beside, table.name, metadata, plan, computed, theirs, progress)
+        with ExitStack() as beside:  # left from behind: the first part gets its name last
+            for i, (file, group) in enumerate(zip(paths, groups, strict=True)):
+                split = {} if count == 1 else {NUMBER: i, COUNT: count, TOTAL: len(plan)}
+                said, tensors = split | (metadata if i == 0 else {}), {name: plan[name] for name in group}
+                _write(beside.enter_context(replacing(file)), table.name, said, tensors, tell)
     except OSError as error:
         raise WeightsError(f"{path}: cannot be written: {error}") from None
+    return paths
+
+
+def _telling(progress: Progress | None, total: int) -> Callable[[int], None]:
+    """Takes the bytes of each piece that is written."""
+    done = 0
+
+    def tell(more: int) -> None:
+        nonlocal done
+        done += more
+        if progress:
+            progress("writing", done, total)
+
+    return tell
 
 
 class _Theirs:
@@ -111,15 +145,21 @@ class _Theirs:
             self._last = row, row.change.back([self._parameters[ours] for ours in row.our_names])
         return self._last[1][i]
 
+    def changed(self, row: Row, i: int) -> Tensor:
+        """One of a row's tensors of GGUF."""
+        return row.change.into([self.read(name) for name in row.their_names])[i]
 
-def _plan(table: Architecture, config: Config, theirs: _Theirs, kind: str, plain: str) -> dict[str, Planned]:
-    found: dict[str, Planned] = {}
+
+def _plan(
+    table: Architecture, config: Config, computed: Mapping[str, Tensor], theirs: _Theirs, kind: str, plain: str
+) -> dict[str, Planned]:
+    found = {name: Planned(tuple(tensor.shape), "F32", tensor.clone) for name, tensor in computed.items()}
     left = set(theirs.names)
     for row in concrete(table.rows(config), theirs.names, side="theirs"):
         left -= set(row.their_names)
         shapes = [tuple(t.shape) for t in row.change.into([theirs.read(name, bare=True) for name in row.their_names])]
         for i, (name, shape) in enumerate(zip(row.our_names, shapes, strict=True)):
-            found[name] = Planned(row, i, shape, _kind(name, shape, kind, plain))
+            found[name] = Planned(shape, _kind(name, shape, kind, plain), partial(theirs.changed, row, i))
     if left:
         raise SpecError(f"GGUF's {table.name} has no tensor for {min(left)}")
     return found
@@ -142,9 +182,9 @@ def _check(
 ) -> None:
     """Raises SpecError unless what will be written reads back as the model's spec."""
     kept = {key: float(np.float32(v)) if isinstance(v, float) else v for key, v in metadata.items()}  # as it is stored
-    places = {name: Place(one.shape, one.kind, 0, 0) for name, one in plan.items()}
-    places |= {name: Place(tuple(tensor.shape), "F32", 0, 0) for name, tensor in computed.items()}
-    source = Source(Header(Path("GGUF"), kept, places), _Computed(computed))  # pyright: ignore[reportArgumentType]
+    nowhere = Path("GGUF")
+    places = {name: Place(nowhere, one.shape, one.kind, 0, 0) for name, one in plan.items()}
+    source = Source(Header((nowhere,), kept, places), _Computed(computed))  # pyright: ignore[reportArgumentType]
     spec, _ = from_hf(table.config(source))
     found = [one for one in differences(written, spec) if one.path.rpartition(".")[2] not in TRAINING]
     if found:
@@ -167,51 +207,37 @@ class _Computed:
 
 
 def _write(
-    path: Path,
-    name: str,
-    metadata: Mapping[str, Any],
-    plan: Mapping[str, Planned],
-    computed: Mapping[str, Tensor],
-    theirs: _Theirs,
-    progress: Progress | None,
+    path: Path, name: str, metadata: Mapping[str, Any], plan: Mapping[str, Planned], tell: Callable[[int], None]
 ) -> None:
     file = _Writer(path, name)
     try:
         for key, value in metadata.items():
             if key != "general.architecture":  # which the writer has put there
                 _add(file, key, value)
-        sizes = {tensor: _bytes(one.shape, one.kind) for tensor, one in plan.items()}
-        for tensor, values in computed.items():
-            file.add_tensor_info(tensor, values.shape, np.dtype(np.float32), values.nbytes, _type("f32"))
         for tensor, one in plan.items():
-            file.add_tensor_info(tensor, one.shape, np.dtype(np.float32), sizes[tensor], _type(one.kind))
+            file.add_tensor_info(tensor, one.shape, np.dtype(np.float32), one.size, _type(one.kind))
         file.write_header_to_file()
         file.write_kv_data_to_file()
         file.write_ti_data_to_file()
         assert file.fout is not None
-        out, done, total = file.fout[0], 0, sum(sizes.values())
-        for values in computed.values():
-            file.write_padding(out, out.tell())
-            values.contiguous().numpy().tofile(out)
+        out = file.fout[0]
         for tensor, one in plan.items():
             file.write_padding(out, out.tell())
-            for part in _values(tensor, one, theirs):
-                out.write(part.data)
-                done += part.nbytes
-                if progress:
-                    progress("writing", done, total)
+            for piece in _stored(tensor, one):
+                out.write(piece.data)
+                tell(piece.nbytes)
         file.write_padding(out, out.tell())
     finally:
         file.close()
 
 
 @torch.no_grad()
-def _values(name: str, one: Planned, theirs: _Theirs) -> Iterator[np.ndarray]:
+def _stored(name: str, one: Planned) -> Iterator[np.ndarray]:
     """A tensor as it is stored, some rows at a time."""
-    whole = one.row.change.into([theirs.read(their) for their in one.row.their_names])[one.place]
+    whole = one.values()
     rows = whole.reshape(-1, whole.shape[-1] if whole.dim() else 1)
-    for part in rows.split(max(1, CHUNK // max(1, rows.shape[1]))):
-        values = np.ascontiguousarray(part.float().cpu().numpy())
+    for some in rows.split(max(1, CHUNK // max(1, rows.shape[1]))):
+        values = np.ascontiguousarray(some.float().cpu().numpy())
         if one.kind == "F16" and (np.abs(values) > LARGEST_HALF).any():
             raise WeightsError(f"{name}: holds {np.abs(values).max():.6g}, beyond F16's {LARGEST_HALF:.0f}; use bf16")
         yield np.ascontiguousarray(quantize(values, _type(one.kind)))
@@ -233,7 +259,9 @@ class _Writer(GGUFWriter):
 
 
 def _add(file: GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, bool):
+    if key in SPLIT:
+        file.add_key_value(key, value, SPLIT[key])
+    elif isinstance(value, bool):
         file.add_bool(key, value)
     elif isinstance(value, int):
         (file.add_uint32 if value >= 0 else file.add_int32)(key, value)
@@ -256,8 +284,3 @@ def _general(kind: str) -> dict[str, Any]:
 
 def _type(kind: str) -> GGMLQuantizationType:
     return GGMLQuantizationType[kind.upper()]
-
-
-def _bytes(shape: tuple[int, ...], kind: str) -> int:
-    block, size = GGML_QUANT_SIZES[_type(kind)]
-    return prod(shape) // block * size
