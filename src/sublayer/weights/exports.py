@@ -86,12 +86,6 @@ def export(
 
 def _check_out(source: Path, out: Path, to: str, force: bool, in_parts: bool) -> set[Path]:
     """What is there under the names that will be written, or of such parts."""
-    if to == "gguf" and out.is_dir():
-        raise UsageError(f"{out}: is a folder; name the file, such as {out / 'model.gguf'}")
-    if to == "gguf" and part_count(out) > 1:
-        raise UsageError(f"{out}: is the name of a part; name the whole, such as {model_name(out)}.gguf")
-    if to == "hf" and out.exists() and not out.is_dir():
-        raise UsageError(f"{out}: is a file; name a folder")
     there = {out} if out.exists() and not (out.is_dir() and not any(out.iterdir())) else set[Path]()
     if to == "gguf" and in_parts:
         there |= {file for file in out.parent.glob("*.gguf") if model_name(file) == model_name(out)}
@@ -99,6 +93,12 @@ def _check_out(source: Path, out: Path, to: str, force: bool, in_parts: bool) ->
     sources = {source} if file is None else {part(file, i) for i in range(1, part_count(file) + 1)}
     if {path.resolve() for path in sources} & {path.resolve() for path in {out, *there}}:
         raise UsageError(f"{out}: is what is exported; choose another place")
+    if to == "gguf" and out.is_dir():
+        raise UsageError(f"{out}: is a folder; name the file, such as {out / 'model.gguf'}")
+    if to == "gguf" and part_count(out) > 1:
+        raise UsageError(f"{out}: is the name of a part; name the whole, such as {model_name(out)}.gguf")
+    if to == "hf" and out.exists() and not out.is_dir():
+        raise UsageError(f"{out}: is a file; name a folder")
     if there and not force:
         raise UsageError(f"{min(there)}: is there already; --force replaces it")
     if there and to == "hf":
