@@ -401,7 +401,7 @@ def state_space(tensors: Tensors, config: Config) -> Tensors:
         if second and name.endswith((".A_log", ".D")):
             value = value[:, None]
         elif second and name.endswith("mixer.norm.weight"):
-            value = value[None]
+            value = value.reshape(config["n_groups"], -1)
         elif name.endswith(".dt_bias"):
             name = name.replace(".dt_bias", ".dt_proj.bias")
         found[name] = value

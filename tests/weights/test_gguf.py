@@ -76,7 +76,7 @@ CASES: dict[str, tuple[type, dict[str, Any]]] = {
     "gptneox in turn": (GPTNeoXConfig, {"use_parallel_residual": False}),
     "gpt-oss": (GptOssConfig, {}),
     "mamba": (MambaConfig, _MAMBA),
-    "mamba2": (Mamba2Config, _MAMBA | {"num_heads": 8, "head_dim": 8, "n_groups": 1}),
+    "mamba2": (Mamba2Config, _MAMBA | {"num_heads": 8, "head_dim": 8, "n_groups": 2}),
     "jamba": (JambaConfig, {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
                             "num_attention_heads": 4, "num_key_value_heads": 2, "attn_layer_period": 4,
                             "attn_layer_offset": 2, "num_experts": 4, "mamba_d_state": 4, "mamba_dt_rank": 6,

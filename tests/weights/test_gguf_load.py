@@ -165,7 +165,7 @@ def test_tensors_that_do_not_fit_are_named(tensors, message: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("family", "name", "keys", "message"),
     [
-        (Mamba2Config, "mamba2", {"mamba2.ssm.group_count": 2}, "a norm in groups is not modelled"),
+        (Mamba2Config, "mamba2", {"mamba2.ssm.group_count": 3}, "heads=8 is not a multiple of groups=3"),
         (JambaConfig, "jamba", {"jamba.attention.head_count_kv": [2, 2, 0, 2]}, "follow no period"),
         (JambaConfig, "jamba", {"jamba.attention.head_count_kv": 2}, "does not say of each of 4 layers"),
         (Gemma3TextConfig, "gemma3", {"gemma3.block_count": 4_000_000_000}, "block_count=4000000000 is more than"),

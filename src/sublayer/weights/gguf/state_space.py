@@ -86,22 +86,21 @@ def _heads() -> Entry:
         count, groups = source.count("ssm.time_step_rank"), source.count("ssm.group_count", 1)
         if not count or source.count("ssm.inner_size") % count:
             raise SpecError(f"{source.name}.ssm.time_step_rank={count} does not divide ssm.inner_size")
-        if groups != 1:
-            raise SpecError(f"{source.name}.ssm.group_count={groups}: a norm in groups is not modelled")
         return {"num_heads": count, "head_dim": source.count("ssm.inner_size") // count, "n_groups": groups}
 
-    def write(config: Config) -> dict[str, Any]:
-        if config["n_groups"] != 1:
-            raise SpecError(f"n_groups={config['n_groups']}: GGUF's norm is one in groups, which is another function")
-        return {"ssm.time_step_rank": config["num_heads"], "ssm.group_count": 1}
-
-    return Entry(read, write)
+    return Entry(
+        read, lambda config: {"ssm.time_step_rank": config["num_heads"], "ssm.group_count": config["n_groups"]}
+    )
 
 
 MINUS_EXP_COLUMN = Change(
     lambda ts: COLUMN.into(MINUS_EXP.into(ts)), lambda ts: MINUS_EXP.back(COLUMN.back(ts)), whole_rows=False
 )
-ONE_ROW = Change(lambda ts: [ts[0].unsqueeze(0)], lambda ts: [ts[0].flatten()])
+
+
+def _by_group(groups: int) -> Change:
+    return Change(lambda ts: [ts[0].unflatten(0, (groups, -1))], lambda ts: [ts[0].flatten()])
+
 
 MAMBA2 = Architecture(
     "mamba2", "Mamba2ForCausalLM", "mamba2",
@@ -112,7 +111,7 @@ MAMBA2 = Architecture(
         Row("backbone.layers.{}.mixer.A_log", "blk.{}.ssm_a", MINUS_EXP_COLUMN),
         Row("backbone.layers.{}.mixer.D", "blk.{}.ssm_d", COLUMN),
         Row("backbone.layers.{}.mixer.dt_bias", "blk.{}.ssm_dt.bias"),
-        Row("backbone.layers.{}.mixer.norm.weight", "blk.{}.ssm_norm.weight", ONE_ROW),
+        Row("backbone.layers.{}.mixer.norm.weight", "blk.{}.ssm_norm.weight", _by_group(config["n_groups"])),
     ],
     irrelevant=frozenset({"context_length"}),
 )  # fmt: skip
