@@ -29,6 +29,7 @@ MEMORY = 1 << 30
 FILES = {
     "safetensors": "model.safetensors",
     "GGUF": "x.gguf",
+    "GGUF part": "x-00002-of-00002.gguf",
     "config.json": "config.json",
     "index.json": "model.safetensors.index.json",
 }

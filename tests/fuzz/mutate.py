@@ -357,6 +357,7 @@ def index(r: Random, data: bytes) -> bytes:
 MUTATORS: dict[str, Callable[[Random, bytes], bytes]] = {
     "safetensors": safetensors,
     "GGUF": gguf,
+    "GGUF part": gguf,
     "config.json": description,
     "index.json": index,
 }

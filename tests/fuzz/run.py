@@ -19,7 +19,7 @@ from tests.fuzz.child import SECONDS, SOURCE
 from tests.fuzz.seeds import make
 
 ROOT = Path(__file__).parents[2]
-SHARES = {"safetensors": 0.4, "GGUF": 0.3, "config.json": 0.2, "index.json": 0.1}
+SHARES = {"safetensors": 0.35, "GGUF": 0.3, "GGUF part": 0.05, "config.json": 0.2, "index.json": 0.1}
 CHILD = ["-m", "tests.fuzz.child"]
 PATIENCE = 60  # seconds of the wall for one input: a reader that waits takes no processor
 READERS = (
@@ -40,7 +40,8 @@ NOT_OF_FILES = {
     "more GGUF models": "there is one",
     "no elements of": "refused as weights before",
     "more than {MAX_JSON_BYTES}": "tried in tests/weights/test_load.py",
-    "is also in": "tried in tests/weights/test_load.py, for it takes two files",
+    "is also in {where": "tried in tests/weights/test_load.py, for it takes two files",
+    "is missing; put all": "tried in tests/weights/test_gguf_parts.py, for they are there",
     "beyond the {MAX_HEADER}": "larger than what is made here",
     "path}: {error}": "told again, with the file's name",
     "{file}: {error}": "told again, with the file's name",

@@ -74,6 +74,10 @@ def make(folder: Path) -> None:
         made = folder / "GGUF" / name
         made.mkdir(parents=True)
         write(described, made / "x.gguf", wide=False, tokens=name in ("llama", "qwen2"))
+        if name in ("llama", "mixtral"):  # of 12 and of 13 tensors
+            parts = folder / "GGUF part" / name
+            parts.mkdir(parents=True)
+            write(described, parts / "x.gguf", wide=False, split={"split_max_tensors": 7})
         shutil.rmtree(described)
     for name in FAMILIES:
         module = family(name)

@@ -21,9 +21,12 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     whole = saved(theirs, folder / "whole")
     (folder / "llama").mkdir()
     write(whole, folder / "llama" / "x.gguf", wide=False, tokens=True)
+    (folder / "parts").mkdir()
+    write(whole, folder / "parts" / "x.gguf", wide=False, split={"split_max_tensors": 7})
     return {
         "safetensors": whole,
         "GGUF": folder / "llama",
+        "GGUF part": folder / "parts",
         "config.json": saved(theirs, folder / "described"),
         "index.json": saved(theirs, folder / "shards", max_shard_size="20KB"),
     }
