@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, quants
-from transformers import Gemma3TextConfig, GptOssConfig, JambaConfig, LlamaConfig, Mamba2Config
+from transformers import Gemma3TextConfig, GptOssConfig, JambaConfig, LlamaConfig, Mamba2Config, Qwen3MoeConfig
 
 import sublayer
 from sublayer.errors import SpecError, SublayerError, WeightsError
@@ -19,6 +19,8 @@ from sublayer.weights.load import read_spec
 from tests.oracle import oracle, saved
 from tests.weights.gguf_writer import write
 from tests.weights.test_gguf import CASES, LLAMA3
+
+SHARED = "qwen3moe.expert_shared_feed_forward_length"
 
 
 def rewrite(
@@ -170,12 +172,20 @@ def test_tensors_that_do_not_fit_are_named(tensors, message: str, tmp_path: Path
         (JambaConfig, "jamba", {"jamba.attention.head_count_kv": 2}, "does not say of each of 4 layers"),
         (Gemma3TextConfig, "gemma3", {"gemma3.block_count": 4_000_000_000}, "block_count=4000000000 is more than"),
         (GptOssConfig, "gpt-oss", {"gpt-oss.block_count": 4_000_000_000}, "block_count=4000000000 is more than"),
+        (Qwen3MoeConfig, "qwen3moe", {SHARED: 7}, f"{SHARED}=7 is not modelled"),
     ],
 )
 def test_what_other_architectures_do_not_mean_is_refused(family, name, keys, message: str, tmp_path: Path) -> None:
     path = rewrite(tiny(tmp_path, family, **CASES[name][1]), keys)
     with pytest.raises(SpecError, match=message):
         sublayer.load(path)
+
+
+def test_published_files_say_what_changes_nothing(tmp_path: Path) -> None:
+    """Those of Qwen3-Coder."""
+    path = tiny(tmp_path, Qwen3MoeConfig, **CASES["qwen3moe"][1])
+    spec = read_spec(path)[0]
+    assert read_spec(rewrite(path, {SHARED: 0}))[0] == spec
 
 
 @pytest.mark.parametrize(

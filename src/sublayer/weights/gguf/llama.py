@@ -15,6 +15,7 @@ from .table import (
     Entry,
     Source,
     changed,
+    constant,
     fixed,
     head_size_of,
     heads,
@@ -147,7 +148,8 @@ QWEN3_MOE = Architecture(
     (*SIZES, heads(), key("feed_forward_length", "intermediate_size", 0), RMS, rope(), SILU,
      fixed(use_sliding_window=False, norm_topk_prob=True, mlp_only_layers=[], decoder_sparse_step=1,
            attention_bias=False),
-     key("expert_feed_forward_length", "moe_intermediate_size"), routing("num_experts", "num_experts_per_tok")),
+     key("expert_feed_forward_length", "moe_intermediate_size"), routing("num_experts", "num_experts_per_tok"),
+     constant("expert_shared_feed_forward_length", 0, written=False)),  # Qwen3-Coder's
     lambda config: [
         *decoder(*ATTENTION, *QK_NORMS, *FFN_NORM, ("mlp.gate", "ffn_gate_inp")),
         *experts(config["num_experts"], "mlp.experts"),

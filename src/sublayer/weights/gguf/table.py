@@ -196,15 +196,15 @@ def fixed(**values: Any) -> Entry:
     return Entry(lambda source: dict(values), write)
 
 
-def constant(name: str, value: Any) -> Entry:
-    """A key of the metadata that has one value."""
+def constant(name: str, value: Any, *, written: bool = True) -> Entry:
+    """A key of the metadata that has one value, whether it is there or not."""
 
     def read(source: Source) -> dict[str, Any]:
         if source(name, value) != value:
             raise SpecError(f"{source.name}.{name}={source(name)!r} is not modelled (only {value!r})")
         return {}
 
-    return Entry(read, lambda config: {name: value})
+    return Entry(read, lambda config: {name: value} if written else {})
 
 
 def present(tensor: str, ours: str) -> Entry:
