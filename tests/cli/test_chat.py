@@ -165,6 +165,22 @@ def test_again_gives_another_answer_to_the_same(plain: Path, run: Run, prompts: 
     assert out.startswith(f"{answers(plain, 'So', seed=5, **OPTIONS)}\n{again}\n")
 
 
+def test_again_is_told_what_is_told_now(turns: Path, run: Run, prompts: list[Any]) -> None:
+    run(turns, "/system Be bad.\nHi\n/system Be good.\n/again\n", "--max-tokens", 2)
+    assert "Be good." in named(prompts[1][0], load_tokenizer(turns))
+
+
+def test_an_answer_that_cannot_be_given_again_leaves_what_was_said(
+    turns: Path, run: Run, prompts: list[Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "talk.json"
+    said = f"Hi\n/system {'x' * 90}\n/again\n/save {path}\n"
+    code, _, err = run(turns, said, "--max-tokens", 2, "--context", 80)
+    assert code == 1
+    assert "the last message takes" in err
+    assert [one["role"] for one in json.loads(path.read_text(encoding="utf-8"))["messages"]] == ["user", "assistant"]
+
+
 def test_what_was_said_is_saved_and_loaded(turns: Path, run: Run, prompts: list[Any], tmp_path: Path) -> None:
     path = tmp_path / "talk.json"
     run(turns, f"/system Be good.\nHi\n/save {path}\n", "--max-tokens", 4, "--seed", 1)
@@ -433,6 +449,26 @@ def test_most_prompts_of_a_full_context_begin_as_the_one_before(kind: Any, tmp_p
         before = ids
         said.heard("an answer, " * (1 + turn % 2), ended=False)
     assert 1 <= anew <= 5
+
+
+def test_a_long_conversation_is_cut_in_few_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = load_tokenizer(tokenizer_folder(tmp_path))
+    template, rendered = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}"), list[int]()
+
+    def encode(messages: Any, *_: Any) -> list[int]:
+        rendered.append(len(messages))
+        return list("".join(message["content"] for message in messages).encode())
+
+    said = Turns(tokenizer, template)
+    monkeypatch.setattr(template, "encode", encode)
+    for turn in range(100, 200):
+        said.say(f"line {turn}\n")
+        said.heard(f"answer {turn}\n", ended=True)
+    said.say("?")
+    ids, dropped = said.prompt(202)  # of which three quarters are filled: seven turns of 20 and the question
+    assert (bytes(ids).decode().split()[1], dropped, len(ids)) == ("193", 186, 141)
+    assert len(rendered) <= 9
+    assert said.prompt(202) == (ids, 0)
 
 
 def test_turns_that_are_not_turns_are_not_read(tmp_path: Path) -> None:

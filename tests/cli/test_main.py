@@ -1,3 +1,4 @@
+import io
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -112,6 +113,25 @@ def test_debug_shows_the_traceback_before_the_line(run) -> None:
 def test_a_fault_of_ours_is_not_hidden(run, error) -> None:
     with pytest.raises(type(error), match="ours"):
         run(raising(error), "probe")
+
+
+def test_what_stdout_cannot_write_is_told_in_one_line(run, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
+    code, _, err = run(lambda: typer.echo("a → b"), "probe")
+    line = "stdout takes latin-1, which has no '→': set PYTHONIOENCODING=utf-8"
+    assert (code, err) == (1, f"sublayer: {line}\n")
+    with pytest.raises(UnicodeEncodeError):
+        run(raising(UnicodeEncodeError("utf-8", "\ud800", 0, 1, "ours")), "probe")
+
+
+def test_streams_may_be_closed(run, monkeypatch) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    seen: list[object] = []
+    code, *_ = run(
+        lambda: seen.append((sys.stdin.isatty(), sys.stdin.read(), typer.echo("a"), sys.stderr.isatty())), "probe"
+    )
+    assert (code, len(seen)) == (0, 1)
 
 
 def test_python_m_sublayer_is_the_command() -> None:

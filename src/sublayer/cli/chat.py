@@ -148,7 +148,7 @@ class Chat:
         self._limit, self._settings, self._stop = limit, settings, stop
         self._slot = KeptSlot(model, limit)  # what was read stays read
         self._answers = 0
-        self._before: dict[str, Any] = said.to_json()  # what was said before the last turn
+        self._before: dict[str, Any] = said.to_json()  # what is said again where there can be no answer
         self._asked: dict[str, Any] | None = None  # and with what the user said then
         self._typing = sys.stdin.isatty()
         self._commands: dict[str, tuple[str, str, Callable[[str], None]]] = {
@@ -280,6 +280,7 @@ class Chat:
     def _again(self, rest: str) -> None:
         if self._asked is None:
             raise UsageError("there is no answer yet to give again")
+        self._before = self._said.to_json()
         self._said.read(self._asked)
         self._answer()
 
@@ -290,6 +291,8 @@ class Chat:
 
     def _system(self, rest: str) -> None:
         self._said.read({**self._said.to_json(), "system": rest or None})
+        if self._asked is not None:
+            self._asked["system"] = rest or None
         self.tell(f"(system: {rest})" if rest else "(nothing is told before the first turn)")
 
     def _save(self, rest: str) -> None:

@@ -4,6 +4,8 @@ Nothing of a subcommand is imported before it is called: `sublayer --help` must 
 """
 
 import errno
+import os
+import sys
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -49,13 +51,15 @@ def main(args: Sequence[str] | None = None) -> int:
     0: done. 1: the job failed. 2: the request could not be meant. 130: interrupted. A mistake is told in one line;
     `--debug`, before the subcommand, shows the traceback too. An error that is a fault of ours is not caught.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = _note
-            code = typer.main.get_command(app).main(args, prog_name="sublayer", standalone_mode=False)
-    except TyperException as error:
-        return _complain(error.format_message(), error.exit_code)
-    return code or 0
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # whoever started us has closed it
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+    with warnings.catch_warnings():
+        warnings.showwarning = _note
+        try:
+            return typer.main.get_command(app).main(args, prog_name="sublayer", standalone_mode=False) or 0
+        except TyperException as error:
+            return _complain(error.format_message(), error.exit_code)
 
 
 class Commands(TyperGroup):
@@ -79,6 +83,11 @@ class Commands(TyperGroup):
             if ctx.params["debug"]:
                 traceback.print_exc()
             raise typer.Exit(_complain(*_told(error))) from error
+        except UnicodeEncodeError as error:
+            if error.encoding.startswith("utf"):
+                raise  # a fault of ours
+            told = f"stdout takes {error.encoding}, which has no {error.object[error.start]!r}"
+            raise typer.Exit(_complain(f"{told}: set PYTHONIOENCODING=utf-8", 1)) from error
         except KeyboardInterrupt:
             raise typer.Exit(_complain("interrupted", 130)) from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -122,18 +123,21 @@ class Turns:
         self.messages.append({"role": "assistant", "content": text})
 
     def prompt(self, room: int) -> Prompt:
-        before, limit = self._first, room
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        while True:
-            ids = self._template.encode([*system, *self.messages[self._first :]], self._tokenizer)
-            later = range(self._first + 1, len(self.messages))
-            following = next((i for i in later if self.messages[i]["role"] == "user"), None)
-            if len(ids) <= limit or (following is None and len(ids) <= room):
-                return Prompt(ids, self._first - before)
-            if following is None:
-                self._first = before
+        start, ids = self._first, self._ids(self._first)
+        if len(ids) > room:
+            later = [i for i in range(start + 1, len(self.messages)) if self.messages[i]["role"] == "user"] or [start]
+            # To render a template takes a process: few are tried.
+            fits = bisect_left(later, True, hi=len(later) - 1, key=lambda i: len(self._ids(i)) <= _less(room))
+            start, ids = later[fits], self._ids(later[fits])
+            if len(ids) > room:
                 raise InputError(f"the last message takes {len(ids)} tokens, and there is room for {room}")
-            self._first, limit = following, _less(room)
+        dropped, self._first = start - self._first, start
+        return Prompt(ids, dropped)
+
+    def _ids(self, first: int) -> list[int]:
+        """Of the conversation from one message on."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return self._template.encode([*system, *self.messages[first:]], self._tokenizer)
 
     def clear(self) -> None:
         self.messages, self._first = [], 0
