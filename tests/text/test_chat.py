@@ -37,7 +37,9 @@ THINKING = """{% for m in messages %}
 {{ {'é': 1} | tojson }}
 {% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-TEMPLATES = {"chatml": CHATML, "brackets": BRACKETS, "thinking": THINKING}
+TOOLS = """{% if tools is not none and documents is not none %}You may call {{ tools }}.
+{% endif %}{% if tools is defined %}{{ messages[-1].content }}{% endif %}"""
+TEMPLATES = {"chatml": CHATML, "brackets": BRACKETS, "thinking": THINKING, "tools": TOOLS}
 TURNS = [
     {"role": "user", "content": "  Hi there,\nwho are you? "},
     {"role": "assistant", "content": "<think>hm</think>\n\nA model."},

@@ -105,7 +105,8 @@ def test_ways_to_cut_text_differ_where_their_families_do(tmp_path) -> None:
         assert isinstance(model, BytePairs)
         return len(model._model.pre_tokenizer.pre_tokenize_str(text))
 
-    digits = {"gpt-2": 1, "llama-bpe": 2, "qwen2": 5, "smollm": 5, "deepseek-v3": 2, "tekken": 5, "gpt-4o": 2}
+    digits = {"gpt-2": 1, "llama-bpe": 2, "qwen2": 5, "smollm": 5, "deepseek-v3": 2, "tekken": 5, "gpt-4o": 2,
+              "olmo": 1, "dbrx": 2}  # fmt: skip
     assert {pre: count(pre, "12345") for pre in digits} == digits
     words = {"gpt-4o": 2, "tekken": 2, "qwen2": 1}
     assert {pre: count(pre, "camelCase") for pre in words} == words
@@ -118,8 +119,9 @@ def test_whole_pieces_come_first_where_the_family_looks_them_up(tmp_path) -> Non
         assert (load_tokenizer(tmp_path / "model.gguf").encode(token) == [VOCAB[token]]) == whole
 
 
-def test_a_normalized_family_is_normalized(tmp_path) -> None:
-    write(tmp_path / "model.gguf", lambda values: values.update(pre="qwen2"))
+@pytest.mark.parametrize("pre", ["qwen2", "olmo"])
+def test_a_normalized_family_is_normalized(pre: str, tmp_path) -> None:
+    write(tmp_path / "model.gguf", lambda values: values.update(pre=pre))
     tokenizer = load_tokenizer(tmp_path / "model.gguf")
     assert tokenizer.decode(tokenizer.encode("e\u0301")) == "\u00e9"
 

@@ -89,7 +89,7 @@ def byte_pairs(patterns: list[str], *, nfc: bool = False, frame=(("<e>",), ())) 
         (byte_pairs([r"\w+|\W"]), "llama.cpp has no name for how this tokenizer cuts text; the nearest is"),
         (byte_pairs([QWEN2.replace("1,3", "1")[:-4]], nfc=True), "the nearest is qwen2"),
         (byte_pairs([QWEN2]), "GGUF cannot say that text is not brought to NFC before qwen2 cuts it"),
-        (byte_pairs([PATTERNS["gpt2"]], nfc=True), "GGUF cannot say that text is brought to NFC before gpt-2 cuts it"),
+        (byte_pairs([PATTERNS["o200k"]], nfc=True), "GGUF cannot say that text is brought to NFC before gpt-4o cuts"),
         (
             byte_pairs([PATTERNS["gpt2"]], frame=(("<e>", "<f>"), ())),
             "one token on a side, and this tokenizer by several",
@@ -108,6 +108,7 @@ def test_what_the_format_cannot_say_is_refused_by_name(tokenizer: BytePairs, sai
         (byte_pairs([PATTERNS["o200k"]]), "gpt-4o", "takes capitals beyond ASCII for small letters"),
         (byte_pairs([QWEN2], nfc=True), "qwen2", "brings no text to NFC"),
         (byte_pairs([PATTERNS["gpt2"]]), "gpt-2", None),
+        (byte_pairs([PATTERNS["gpt2"]], nfc=True), "olmo", "brings no text to NFC"),
         (byte_pairs([PATTERNS["cl100k"]]), "smaug-bpe", None),
     ],
 )

@@ -120,10 +120,9 @@ class ChatTemplate:
     def _render(self, conversations: Sequence[Sequence[Message]], answer: bool) -> list[str]:
         for message in (message for messages in conversations for message in messages):
             _check(message)
-        contexts = [
-            {**self.tokens, "messages": [dict(message) for message in messages], "add_generation_prompt": answer}
-            for messages in conversations
-        ]
+        # tools and documents are there, and none, as templates find them in transformers.
+        given = {**self.tokens, "tools": None, "documents": None, "add_generation_prompt": answer}
+        contexts = [{**given, "messages": [dict(message) for message in messages]} for messages in conversations]
         said = sum(len(message["content"]) for messages in conversations for message in messages)
         job = {"template": self.source, "contexts": contexts, "longest": 4 * said + LARGEST}
         program = Path(__file__).with_name("render.py")

@@ -21,8 +21,10 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 # tokenizer.ggml.pre: the patterns of that family's tokenizer.json. What is not listed is refused, for a wrong pattern
 # gives wrong ids without a word. Source of the names: llama.cpp's convert_hf_to_gguf.py.
 PATTERNS_OF = {
-    **dict.fromkeys(("gpt-2", "phi-2", "roberta-bpe"), (GPT2,)),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "chatglm-bpe", "glm4"), (PATTERNS["cl100k"],)),
+    **dict.fromkeys(("gpt-2", "phi-2", "roberta-bpe", "olmo"), (GPT2,)),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "chatglm-bpe", "glm4", "dbrx"), (PATTERNS["cl100k"],)
+    ),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), (QWEN2,)),
     "qwen35": (QWEN35,),
     **dict.fromkeys(("gpt-4o", "llama4"), (PATTERNS["o200k"],)),
@@ -31,7 +33,8 @@ PATTERNS_OF = {
     "deepseek-v3": DEEPSEEK_V3,
     "deepseek-coder": DEEPSEEK_CODER,
 }
-NFC = ("qwen2", "deepseek-r1-qwen", "qwen35")  # GGUF does not say that a text is normalized first
+# GGUF does not say that a text is normalized first. "olmo" is GPT-NeoX's, with which Pythia and Mamba are written too.
+NFC = ("qwen2", "deepseek-r1-qwen", "qwen35", "olmo")
 WHOLE_PIECES_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")
 BEGIN_BY_DEFAULT = (*WHOLE_PIECES_FIRST,)
 
