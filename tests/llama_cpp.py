@@ -21,12 +21,14 @@ library: Any = xllamacpp  # compiled, without types
 class LlamaCpp:
     """A model of a GGUF file, with a cache of 32-bit numbers."""
 
-    def __init__(self, path: Path, length: int = 256) -> None:
+    def __init__(self, path: Path, length: int = 256, *, embedding: bool = False) -> None:
+        """embedding: to ask for vectors of texts, and for nothing else."""
         asked = library.CommonParams()
         asked.model.path = str(path)
         asked.n_ctx = length
         asked.n_parallel = 1
         asked.warmup = False
+        asked.embedding = embedding
         asked.cpuparams.n_threads = 1
         asked.cache_type_k = asked.cache_type_v = library.ggml_type.GGML_TYPE_F32
         asked.flash_attn_type = library.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -50,6 +52,14 @@ class LlamaCpp:
     def tokenize(self, text: str, *, framed: bool = True) -> list[int]:
         """The ids of a text, framed: with what it puts around one; special tokens' names in it are text."""
         return self._post("tokenize", {"content": text, "add_special": framed, "parse_special": False})["tokens"]
+
+    def embed(self, texts: Sequence[str | Sequence[int]]) -> Tensor:
+        """[texts, D], each divided by its length; texts may be given as ids."""
+        with _quiet():
+            answer = self._server.handle_embeddings(
+                {"input": [one if isinstance(one, str) else [*one] for one in texts]}
+            )
+        return torch.tensor([one["embedding"] for one in answer["data"]])
 
     def trained_length(self) -> int:
         """What it takes the file to say."""

@@ -295,7 +295,10 @@ def test_pieces_beside_a_tokenizer_json_go_along_to_llama_cpp(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("characters", r"GGUF holds byte-level BPE and SentencePiece, and not this tokenizer \(Characters\)"),
+        (
+            "characters",
+            r"GGUF holds byte-level BPE, SentencePiece and WordPiece, and not this tokenizer \(Characters\)",
+        ),
         ("words", r"and not this tokenizer \(Words\)"),
         ("bpe, endless", "GGUF names a token that ends a text, and this tokenizer has none"),
     ],

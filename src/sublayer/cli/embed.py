@@ -13,7 +13,9 @@ from .sentences import read_sentences
 
 
 def command(
-    model: Annotated[Path, typer.Argument(help="An encoder: a folder, or org/name[@revision] of the hub.")],
+    model: Annotated[
+        Path, typer.Argument(help="An encoder: a folder, a .gguf file, or org/name[@revision] of the hub.")
+    ],
     input: Annotated[Path | None, typer.Option(help="A file with a text a line; default: stdin.")] = None,
     near: Annotated[str | None, typer.Option(help="A text: print the lines nearest to it, with their cosines.")] = None,
     top: Annotated[int, typer.Option(min=1, help="With --near: how many lines.")] = 10,
@@ -21,7 +23,7 @@ def command(
     batch: Annotated[int, typer.Option(help="Texts that are read together.")] = 32,
     device: Annotated[str, typer.Option(help="Where to run, as torch names it.")] = "cpu",
 ) -> None:
-    """Vectors of texts, to compare by cosine, as the model's folder says how (sentence-transformers), or its head."""
+    """Vectors of texts, to compare by cosine, as the model's files (sentence-transformers, GGUF) or its head say."""
     lines = read_sentences(input, "embed")
 
     import numpy as np

@@ -1,8 +1,9 @@
 """Generation from a model: sampling, beam search, streaming, translation, transcription, vectors of texts, actions."""
 
+from ..weights.pooling import Pooling, read_pooling
 from .act import act, forecast
 from .beam import Hypothesis
-from .embed import Pooling, embed, read_pooling
+from .embed import embed
 from .generate import Event, Generated, Stream, generate, stream
 from .kept import KeptSlot
 from .request import Options

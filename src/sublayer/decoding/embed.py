@@ -5,74 +5,22 @@ B texts that are read together, D model width.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..errors import InputError, SpecError, UsageError
-from ..nn.head import Pool, Pooled, of_documents
+from ..errors import InputError, UsageError
+from ..nn.head import Pooled, of_documents
 from ..nn.sublayer import ModelOp, TrunkOp
-from ..spec import Spec
 from ..step import Step
-from ..text.ending import read_bytes, read_json
 from ..text.tokenizer import Tokenizer
+from ..weights.pooling import Pooling
 from .request import longest
 from .slots import evaluating
-
-POOLS: dict[str, Pool] = {
-    "pooling_mode_cls_token": "first",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "last",
-}
-
-
-class Pooling(Spec):
-    """How a checkpoint makes one vector of a text."""
-
-    pool: Pool = "mean"
-    """The mean of its tokens, its first token or its last."""
-    normalise: bool = True
-    """Whether the vector is divided by its length."""
-    length: int | None = None
-    """Tokens of a text that are read, its special ones counted; None: all."""
-    prefix: str = ""
-    """What stands before each text."""
-
-    def check(self) -> None:
-        self.require(self.length is None or self.length >= 1, f"length is at least 1, got {self.length}")
-
-
-def read_pooling(folder: Path | str) -> Pooling | None:
-    """What the files of sentence-transformers say (modules.json, 1_Pooling, …); None where there are none.
-
-    Raises SpecError for another kind of pooling, and for modules beside an encoder, a pooling and a normalisation.
-    """
-    folder = Path(folder)
-    if not (folder / "modules.json").is_file():
-        return None
-    modules = {kind: folder / path for kind, path in _modules(folder / "modules.json")}
-    other = sorted(modules.keys() - {"Transformer", "Pooling", "Normalize"})
-    if other or "Pooling" not in modules:
-        raise SpecError(f"{folder / 'modules.json'}: {f'{other[0]} is not modelled' if other else 'it has no pooling'}")
-    path = modules["Pooling"] / "config.json"
-    asked = [key for key, value in read_json(path).items() if key.startswith("pooling_mode_") and value is True]
-    if len(asked) != 1 or asked[0] not in POOLS:
-        kind = " and ".join(asked) or "no kind of pooling"
-        raise SpecError(f"{path}: {kind} is not modelled, but one of {', '.join(POOLS)} is")
-    length = _read(folder / "sentence_bert_config.json").get("max_seq_length")
-    texts = _read(folder / "config_sentence_transformers.json")
-    prompts = texts.get("prompts")
-    prefix = prompts.get(str(texts.get("default_prompt_name")), "") if isinstance(prompts, dict) else ""
-    try:
-        return Pooling(POOLS[asked[0]], "Normalize" in modules, length, prefix)
-    except SpecError as error:
-        raise SpecError(f"{folder}: {error}") from None
 
 
 def embed(
@@ -146,19 +94,3 @@ def _cut(row: list[int], length: int, tokenizer: Tokenizer) -> list[int]:
     behind = next((i for i, token in enumerate(reversed(row)) if tokenizer.token_bytes(token)), 0)
     behind = min(behind, length)
     return row[: length - behind] + row[len(row) - behind :]
-
-
-def _modules(path: Path) -> list[tuple[str, str]]:
-    """(class, folder inside this one) of each module, in order."""
-    try:
-        found = [(str(one["type"]).rpartition(".")[2], str(one["path"])) for one in json.loads(read_bytes(path))]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise InputError(f"{path}: expected a list of modules, each with its type and its path") from None
-    outside = next((inner for _, inner in found if Path(inner).name != inner), None)
-    if outside is not None:
-        raise InputError(f"{path}: {outside!r} is no folder beside it")
-    return found
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}

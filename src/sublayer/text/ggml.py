@@ -121,7 +121,8 @@ def _words(metadata: Mapping[str, Any]) -> Pretrained:
     for id, (token, kind) in enumerate(zip(tokens, types, strict=True)):
         inner = kind == NORMAL and not token.startswith("▁")
         vocab[f"##{token}" if inner else token.removeprefix("▁") if kind == NORMAL else token] = id
-    model = word_pieces(vocab, {})
+    words = (token for token, kind in zip(tokens, types, strict=True) if kind == NORMAL and "[unused" not in token)
+    model = word_pieces(vocab, {"do_lower_case": all(token == token.lower() for token in words)})
     return Pretrained(model, eos=_eos(metadata, tokens), unknown=vocab["[UNK]"])
 
 

@@ -41,14 +41,18 @@ def ggml_metadata(tokenizer: Tokenizer, size: int, note: Callable[[str], object]
         found = _byte_pairs(same)
     elif isinstance(same, SentencePiece):
         found = _sentence_piece(same)
+    elif same.to_json()["model"]["type"] == "WordPiece":
+        found = _words(same)
     else:
         kind = same.to_json()["model"]["type"] if isinstance(tokenizer, Pretrained) else type(tokenizer).__name__
         raise InputError(
-            f"GGUF holds byte-level BPE and SentencePiece, and not this tokenizer ({kind}); with one of kind bpe or"
-            " bytes a model can be written"
+            f"GGUF holds byte-level BPE, SentencePiece and WordPiece, and not this tokenizer ({kind}); with one of kind"
+            " bpe or bytes a model can be written"
         )
     if found["pre"] in INEXACT:
         note(f"llama.cpp cuts text as {found['pre']}, but {INEXACT[found['pre']]}")
+    if found["model"] == "bert":
+        note("llama.cpp takes no Hangul apart and knows no longest word: ids of Korean, and of 100 letters, differ")
     if found["model"] == "t5" and BYTE in found["token_type"]:
         note("llama.cpp makes <unk> of characters that a unigram model lacks, and not their bytes: such ids differ")
     lacking = range(len(found["tokens"]), size)
@@ -56,7 +60,8 @@ def ggml_metadata(tokenizer: Tokenizer, size: int, note: Callable[[str], object]
     found["token_type"] += [UNUSED] * len(lacking)
     if "scores" in found:
         found["scores"] += [-1000.0] * len(lacking)
-    return {f"tokenizer.ggml.{key}": value for key, value in (found | _marks(tokenizer)).items()}
+    marks = _frame_of_words(same) if found["model"] == "bert" else _marks(tokenizer)
+    return {f"tokenizer.ggml.{key}": value for key, value in (found | marks).items()}
 
 
 def _byte_pairs(tokenizer: BytePairs) -> dict[str, Any]:
@@ -191,6 +196,56 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
             size = 4 if wire == 5 else 8
             yield number, struct.unpack("<f" if wire == 5 else "<d", data[at : at + size])[0]
             at += size
+
+
+# --- WordPiece ---
+
+# llama.cpp cuts text in one way: lowercased, without accents, at Chinese characters.
+PARTS = {"CLS": "bos", "SEP": "seperator", "PAD": "padding", "UNK": "unknown", "MASK": "mask"}
+
+
+def _words(tokenizer: Pretrained) -> dict[str, Any]:
+    """A piece that begins a word has "▁" before it, and others are bare, where a vocabulary has "##" before these."""
+    data = tokenizer.to_json()
+    model, added = data["model"], data["added_tokens"]
+    wanted = {
+        "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "lowercase": True},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+    }
+    for part, how in wanted.items():
+        said = data[part] or {}
+        other = next((key for key, value in how.items() if said.get(key) != value), None)
+        other = "strip_accents" if said.get("strip_accents") is False else other
+        if other is not None:
+            raise InputError(f"GGUF cannot say the tokenizer's {part} with {other}={said.get(other)!r}")
+    prefix = model["continuing_subword_prefix"]
+    ordinary = next((token["content"] for token in added if not token["special"]), None)
+    if ordinary is not None:
+        raise InputError(f"GGUF cannot say that {ordinary!r} is cut out of a text before its words are")
+    tokens, types = [f"[PAD{id}]" for id in range(tokenizer.size)], [UNUSED] * tokenizer.size
+    for token, id in model["vocab"].items():
+        inner = token.startswith(prefix)
+        tokens[id], types[id] = token.removeprefix(prefix) if inner else f"▁{token}", NORMAL
+        if inner and tokens[id].startswith("▁"):
+            raise InputError(f"GGUF cannot tell the token {token!r} from one that begins a word")
+    for token in added:
+        tokens[token["id"]], types[token["id"]] = token["content"], CONTROL
+    return {"model": "bert", "pre": "default", "tokens": tokens, "token_type": types}
+
+
+def _frame_of_words(tokenizer: Pretrained) -> dict[str, Any]:
+    """The special tokens; a text stands between [CLS] and [SEP]."""
+    named = {part: tokenizer.library.token_to_id(f"[{part}]") for part in PARTS}
+    lacking = next((part for part in ("CLS", "SEP", "UNK") if named[part] is None), None)
+    if lacking is not None:
+        raise InputError(f"GGUF names a token [{lacking}], and this tokenizer has none")
+    if frame(tokenizer) != ([named["CLS"]], [named["SEP"]]):
+        raise InputError("GGUF puts a text between [CLS] and [SEP], and this tokenizer does not")
+    ids = {f"{PARTS[part]}_token_id": id for part, id in named.items() if id is not None}
+    return ids | {"cls_token_id": named["CLS"]} | ({"eos_token_id": tokenizer.eos[0]} if tokenizer.eos else {})
+
+
+# --- what begins and ends a text ---
 
 
 def _marks(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 from ..errors import SpecError, UsageError
 from ..files import replacing, replacing_folder
 from ..gguf_header import model_name, part, part_count
+from ..nn.head import Pooled
 from ..nn.sublayer import Model
 from ..recipes import from_hf, to_hf
 from ..text import BytePairs, Pretrained, Tokenizer, load_tokenizer
@@ -22,8 +23,11 @@ from ..text.metadata import read_metadata
 from ..text.portable import portable
 from ..text.tokenizer import frame
 from .context import CONFIG, trained_length, write_trained_length
+from .gguf.encoders import dressed
 from .hub import local
 from .load import Progress, gguf_file, load, read_config, read_json, read_spec, stored_dtype
+from .pooling import KINDS as KINDS_OF_POOLING
+from .pooling import Pooling, read_pooling
 from .save import save
 
 KINDS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f32"}
@@ -71,7 +75,7 @@ def export(
     if to == "hf" and quantize is not None:
         raise UsageError(f"quantize={quantize!r}: for gguf; of weights as hf, dtype is what can be chosen")
     spec, _ = read_spec(source)  # a path that holds no model is told as such
-    to_hf(spec)  # before any weight is loaded
+    to_hf(spec if to == "hf" else dressed(spec))  # before any weight is loaded
     there = _check_out(source, out, to, force, shard_size is not None)
     if dtype is None:
         dtype = stored_dtype(source)
@@ -200,6 +204,8 @@ def _export_gguf(
         about |= {} if template is None else {"tokenizer.chat_template": template}
     else:
         about["tokenizer.ggml.model"] = "none"
+    if spec.decoder is None:
+        about |= _pooled(source, spec, note)
     length = trained_length(source, spec)
     kept = {} if length is None else {"max_position_embeddings": length}
     model = load(source, dtype=dtype, progress=progress)
@@ -209,6 +215,23 @@ def _export_gguf(
         model, out, kind=kind, plain=plain, about=about, config=kept, shard_size=shard_size, progress=progress,
         note=note,
     )  # fmt: skip
+
+
+def _pooled(source: Path, spec: Model, note: Callable[[str], object]) -> dict[str, Any]:
+    """How an encoder makes one vector of a text: its head says it, or the files beside it."""
+    head = spec.head
+    own = Pooling(head.pool, head.normalise) if isinstance(head, Pooled) and head.before is None else None
+    pooling = own or read_pooling(source)
+    if pooling is None:
+        return {}
+    lost = {
+        "divides no vector by its length": not pooling.normalise,
+        f"reads {pooling.length} tokens of a text": pooling.length is not None,
+        f"puts {pooling.prefix!r} before a text": bool(pooling.prefix),
+    }
+    for what in (what for what, is_so in lost.items() if is_so):
+        note(f"GGUF does not say that this model {what}")
+    return {"bert.pooling_type": KINDS_OF_POOLING[pooling.pool]}
 
 
 def _of_pieces(tokenizer: Tokenizer | None, source: Path) -> Tokenizer | None:

@@ -4,16 +4,54 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from ...errors import SpecError
 from ...names import Row, rows
+from ...nn.embed import Embed
+from ...nn.head import Pooled
+from ...nn.position import Learned
+from ...nn.sublayer import Model, ModelOp, Trunk
+from ...recipes.bert import POOLER
 from .llama import HIDDEN
 from .table import Architecture, Config, Entry, Source, constant, fixed, head_size, key, layers, tying, vocabulary
 
+POSITIONS = "encoder.embed.position.weight"
 WIDTH = key("embedding_length", "hidden_size")
 
 
 def _rows_of(tensor: str, ours: str) -> Entry:
     return Entry(lambda source: {ours: source.rows(tensor)}, lambda config: {})
+
+
+def bare(model: ModelOp) -> ModelOp:
+    """An encoder as GGUF has it, which is its vectors: without a head that only pools them, and without the rows of a
+    table of positions that stand before position 0 (RoBERTa's). Other models as they are."""
+    if not _vectors(model.spec):
+        return model
+    model = model.with_head(None)
+    before = model.spec.find("encoder.embed.position.offset")
+    if not before:
+        return model
+    cut = model.spec.override(**{"encoder.embed.position.offset": 0}).empty(device="meta")
+    for name, parameter in model.named_parameters():
+        module, _, kind = name.rpartition(".")
+        rows = parameter.detach()[before:] if name == POSITIONS else parameter.detach()
+        setattr(cut.get_submodule(module), kind, nn.Parameter(rows, requires_grad=False))
+    return cut.eval()
+
+
+def dressed(spec: Model) -> Model:
+    """The spec of a bare encoder with the head that its class of Hugging Face's has, which GGUF leaves out."""
+    return spec.replace(head=POOLER) if _vectors(spec) else spec
+
+
+def _vectors(spec: Model) -> bool:
+    """Whether it is an encoder of BERT's line that answers vectors, of tokens or of texts."""
+    encoder = spec.encoder if spec.decoder is None else None
+    embed = encoder.embed if isinstance(encoder, Trunk) else None
+    learned = isinstance(embed, Embed) and isinstance(embed.position, Learned)
+    return learned and (spec.head is None or isinstance(spec.head, Pooled))
 
 
 BERT = Architecture(

@@ -27,6 +27,7 @@ from ...recipes.difference import differences
 from ..save import cut
 from . import Architecture, Config, Source, writer
 from .checkpoint import concrete
+from .encoders import bare, dressed
 from .tensors import CHUNK
 
 QUANTISED = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "tq1_0", "tq2_0", "mxfp4")
@@ -82,12 +83,17 @@ def write_gguf(
     """
     if kind not in KINDS:
         raise UsageError(f"quantize={kind!r}: one of {', '.join(KINDS)}")
-    described, family = to_hf(model.spec)
+    if any(name.startswith("head.") for name, _ in model.named_parameters()) and bare(model) is not model:
+        note("the head is left out: of an encoder, GGUF holds the vectors that it makes of tokens")
+    model = bare(model)
+    described, family = to_hf(dressed(model.spec))
     described = {**(config or {}), **described}
     table = writer(described)
     metadata = table.metadata(described) | _general(kind) | dict(about or {})
+    if types := described.get("type_vocab_size"):
+        metadata["tokenizer.ggml.token_type_count"] = types
     computed = {name: tensor.float().contiguous() for name, tensor in table.computed(described).items()}
-    theirs = _Theirs(expand(names(family, model.spec), model), model)
+    theirs = _Theirs(expand(names(family, dressed(model.spec)), model), model)
     plan = _plan(table, described, computed, theirs, kind, plain)
     _check(model.spec, table, metadata, plan, computed)
     if not described.keys() & {"max_position_embeddings", "n_positions"}:
@@ -186,6 +192,7 @@ def _check(
     places = {name: Place(nowhere, one.shape, one.kind, 0, 0) for name, one in plan.items()}
     source = Source(Header((nowhere,), kept, places), _Computed(computed))  # pyright: ignore[reportArgumentType]
     spec, _ = from_hf(table.config(source))
+    spec = spec.replace(head=None, tied=False) if table.headless else spec
     found = [one for one in differences(written, spec) if one.path.rpartition(".")[2] not in TRAINING]
     if found:
         path, mine, theirs = found[0]
