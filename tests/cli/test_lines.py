@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from sublayer.cli import generate as command
+from sublayer.cli import job
 from sublayer.cli.lines import Answers
 from sublayer.cli.main import main
 from sublayer.decoding import generate
@@ -92,6 +92,17 @@ def test_a_line_has_options_of_its_own_and_what_else_it_says_is_in_its_answer(
     ]
     assert read(out) == expected
     assert [row["finish"] for row in expected[:3]] == ["length", "length", "stop_string"]
+
+
+def test_half_a_character_in_what_a_line_says_stays_as_it_is(
+    folder: Path, run: Run, lines: Any, tmp_path: Path
+) -> None:
+    out, prompts = tmp_path / "out.jsonl", lines('{"prompt": "So", "id": "\\ud83d", "ü": 1}', '{"prompt": "\\ud83d"}')
+    code, _, err = run(folder, "--prompt-file", prompts, "--output", out, "--max-tokens", 2)
+    assert code == 1
+    assert f"{prompts}, line 2: the prompt: character 0 of the text is U+D83D, a lone surrogate" in err
+    (row,) = read(out)
+    assert (row["id"], row["ü"]) == ("\ud83d", 1)
 
 
 def test_a_bad_line_is_told_and_the_rest_is_answered(folder: Path, run: Run, lines: Any, tmp_path: Path) -> None:
@@ -247,7 +258,7 @@ def test_a_file_that_windows_wrote_is_read(folder: Path, run: Run, tmp_path: Pat
 def test_many_lines_are_read_in_parts(
     folder: Path, run: Run, lines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "WINDOW", 3)
+    monkeypatch.setattr(job, "WINDOW", 3)
     out = tmp_path / "out.jsonl"
     prompts = lines(*({"prompt": f"{n}"} for n in range(8)))
     run(folder, "--prompt-file", prompts, "--output", out, "--max-tokens", 2, "--seed", 3)

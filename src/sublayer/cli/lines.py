@@ -7,13 +7,14 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
 
 from ..errors import InputError, UsageError, nearest
+from .terminal import complain
 
 OPTIONS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop", "seed")
 """What a line may say for itself."""
@@ -38,6 +39,40 @@ class Request:
     seed: int | None = None
     more: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """What else the line says, which goes into its answer."""
+
+
+def read_requests(
+    prompts: list[str], files: list[Path], ids: list[str], sources: list[str] | None
+) -> tuple[list[Request], int]:
+    """(what can be answered, how many lines cannot, which is told) of --prompt, --prompt-file, --ids and --source.
+
+    Raises InputError for a file that is no text, UsageError for ids that are none and for too many or few sources.
+    """
+    found: list[Request] = []
+    refused = 0
+
+    def add(prompt: str | list[int]) -> None:
+        found.append(Request(len(found) + refused, prompt))
+
+    for prompt in prompts:
+        add(read_text(Path("-")) if prompt == "-" else prompt)
+    for path in files:
+        if str(path) != "-" and path.suffix != ".jsonl":
+            add(read_text(path))
+            continue
+        for line, where in numbered(read_text(path), path):
+            try:
+                found.append(read_request(line, len(found) + refused, where))
+            except InputError as error:
+                complain(str(error))
+                refused += 1
+    for given in ids:
+        add(_read_ids(given))
+    if sources is not None:
+        if len(sources) != len(found):
+            raise UsageError(f"{len(sources)} sources for {len(found)} prompts: give one source a prompt")
+        found = [replace(one, source=source) for one, source in zip(found, sources, strict=True)]
+    return found, refused
 
 
 def read_request(line: str, row: int, where: str) -> Request:
@@ -88,6 +123,13 @@ def numbered(text: str, path: Path) -> Iterator[tuple[str, str]]:
 
 def _named(path: Path) -> str:
     return "stdin" if str(path) == "-" else str(path)
+
+
+def _read_ids(given: str) -> list[int]:
+    try:
+        return [int(part) for part in given.split(",")]
+    except ValueError:
+        raise UsageError(f"--ids {given!r}: expected numbers with commas between them, as in 1,2,3") from None
 
 
 class Answers:

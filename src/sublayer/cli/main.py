@@ -18,6 +18,7 @@ from typer.exceptions import TyperException
 
 from .. import __version__
 from ..errors import SublayerError
+from .terminal import complain, note
 
 
 class Entry(NamedTuple):
@@ -125,10 +126,10 @@ def _told(error: SublayerError | OSError) -> tuple[str, int]:
 
 def _note(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
     """A warning as one line, without the place in the code, which says nothing to a user."""
-    typer.secho(f"sublayer: {' '.join(str(message).split())}", fg="yellow", err=True)
+    note(" ".join(str(message).split()))
 
 
 def _complain(message: str, code: int) -> int:
     if message:  # it is empty where typer has answered with the help
-        typer.secho(f"sublayer: {' '.join(message.split())}", fg="red", err=True)
+        complain(" ".join(message.split()))
     return code

@@ -1,7 +1,9 @@
-"""What a model writes, on a terminal."""
+"""What a model writes, and what is told beside it, on a terminal."""
 
 import sys
 import unicodedata
+
+import typer
 
 
 def printable(text: str) -> str:
@@ -14,3 +16,13 @@ def harmless(text: str) -> str:
     kept = "\n\t\u200c\u200d"  # the last two join letters, in scripts and emoji
     hidden = ("Cc", "Cf", "Cs")
     return "".join(c if c in kept or unicodedata.category(c) not in hidden else ascii(c)[1:-1] for c in text)
+
+
+def complain(text: str) -> None:
+    """What is wrong, on stderr."""
+    typer.secho(f"sublayer: {text}", fg="red", err=True)
+
+
+def note(text: str) -> None:
+    """What is worth knowing, on stderr."""
+    typer.secho(f"sublayer: {text}", fg="yellow", err=True)

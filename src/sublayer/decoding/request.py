@@ -214,7 +214,10 @@ def _row_ids(row: str | Sequence[int] | Tensor, what: str, tokenizer: Tokenizer 
     if isinstance(row, str):
         if tokenizer is None:
             raise UsageError(f"{what} is text, which needs a tokenizer: give tokenizer=…, or token ids")
-        ids = begun(tokenizer, row) if what.endswith("prompt") else tokenizer.encode(row, framed=True)
+        try:
+            ids = begun(tokenizer, row) if what.endswith("prompt") else tokenizer.encode(row, framed=True)
+        except InputError as error:
+            raise InputError(f"{what}: {error}") from None
     else:
         try:
             ids = [operator.index(token) for token in row]
