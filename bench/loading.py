@@ -1,7 +1,8 @@
 """Loading a checkpoint: its time beside reading the same bytes, and the private memory it takes at its highest.
 
 The checkpoint is a random Llama of about 430 MB, in Hugging Face's layout, in the page cache. Reading is `read()` of
-the whole file into memory of its own, as loading ends in memory of its own.
+the whole file into memory of its own, as loading ends in memory of its own; twice where the loaded model has twice the
+file's bytes, for most of the time goes into the kernel's making of fresh memory.
 """
 
 import json
@@ -23,7 +24,7 @@ CASES = [  # (elements in the file, asked for)
     ("float16", "float16"),
     ("float32", "bfloat16"),
     ("float32", "float16"),
-    ("bfloat16", "float32"),  # no goal of time: twice the bytes of the file have to be written
+    ("bfloat16", "float32"),
 ]
 
 
@@ -37,13 +38,14 @@ def main(options: Options) -> None:
             if not place.exists():
                 layers = 1 if options.quick else 28 * 4 // getattr(torch, stored).itemsize
                 sublayer.save(model(layers).build(dtype=getattr(torch, stored)), place, layout="hf")
+            times = max(1, getattr(torch, asked).itemsize // getattr(torch, stored).itemsize)
             ways = {
                 "load": lambda place=place, asked=asked: load(place, asked),
-                "read": lambda place=place: read(place),
+                "read": lambda place=place, times=times: read(place, times),
             }
             found = timings(ways, 2 if options.quick else 9)
-            goal = None if (stored, asked) == CASES[-1] else "≤ 1.5"
-            rows.append(compared(f"{case}: time", found["load"], found["read"], "read()", goal=goal))
+            beside = "read()" if times == 1 else "read() twice"
+            rows.append(compared(f"{case}: time", found["load"], found["read"], beside, goal="≤ 1.5"))
             taken, whole = private(place, asked)
             rows.append(single(f"{case}: memory", taken, whole, "parameters", "MB", goal="≤ 1.15"))
     report("loading", rows)
@@ -58,8 +60,8 @@ def load(folder: Path, dtype: str) -> None:
     sublayer.load(folder, dtype=getattr(torch, dtype))
 
 
-def read(folder: Path) -> None:
-    (folder / "model.safetensors").read_bytes()
+def read(folder: Path, times: int) -> list[bytes]:
+    return [(folder / "model.safetensors").read_bytes() for _ in range(times)]
 
 
 def private(folder: Path, dtype: str) -> tuple[float, float]:
