@@ -79,6 +79,14 @@ def test_the_older_spelling_is_the_same_spec(name: str) -> None:
     assert from_hf(CONFIG | newer | older)[0] == from_hf(CONFIG | long(8))[0]
 
 
+def test_of_two_trained_lengths_the_one_beside_the_table_counts() -> None:
+    values = CONFIG | {"pad_token_id": None} | long(11, original_max_position_embeddings=30)
+    spec = from_hf(values)[0]
+    theirs: Any = Phi3Config(**values | long(11, original_max_position_embeddings=30))
+    assert theirs.rope_parameters["original_max_position_embeddings"] == 11
+    assert spec.find("decoder.blocks.0.attn.op.position.scaling.trained_length") == 11
+
+
 def test_phi4_mini_is_read_from_its_published_keys() -> None:
     """A quarter of each head is not rotated; the divisors here are not the published ones."""
     published = {
