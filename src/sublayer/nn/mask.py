@@ -364,5 +364,8 @@ def _shorter(a: Tensor | int | None, b: Tensor | int | None) -> Tensor | int | N
 
 
 def identity(given: Tensor | int | None) -> int | None:
-    """What stands for a tensor in a key of a layout's memo, which keeps the tensor alive."""
-    return id(given) if isinstance(given, Tensor) else given
+    """What stands for a tensor in a key of a layout's memo, which keeps the tensor alive; nothing while compiling, when
+    nothing is remembered (and torch 2.11 traces no id)."""
+    if isinstance(given, Tensor):
+        return None if torch.compiler.is_compiling() else id(given)
+    return given

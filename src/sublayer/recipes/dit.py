@@ -143,7 +143,7 @@ class NoisedOp(nn.Module):
         self.classes = table(spec.classes + 1, dim)
 
     def forward(self, inputs: dict[str, Tensor], step: Step) -> tuple[Tensor, Step]:
-        if not isinstance(inputs, dict) or not {"images", "time"} <= inputs.keys() <= {"images", "time", "classes"}:
+        if not isinstance(inputs, dict) or not {"images", "time"} <= set(inputs) <= {"images", "time", "classes"}:
             raise InputError('a diffusion model takes {"images": …, "time": …, "classes": …}')
         x, step = self.patches(inputs["images"], step)
         time = inputs["time"]

@@ -127,7 +127,7 @@ class EmbedAlignmentOp(nn.Module):
     def _check(self, inputs: Streams, step: Step) -> None:
         known = {"msa", "target", "present", *(("features",) if self.spec.features else ())}
         needed = known - {"present"}
-        if not isinstance(inputs, dict) or not needed <= inputs.keys() <= known:
+        if not isinstance(inputs, dict) or not needed <= set(inputs) <= known:
             raise InputError(
                 f'an alignment is {{"msa": …, "target": …}}: it needs {sorted(needed)}, and may have present'
             )
