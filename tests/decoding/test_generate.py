@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 
 from sublayer.decoding import Generated, Sampling, generate, sample, stream
 from sublayer.errors import SublayerError
 from sublayer.state import State
-from sublayer.text import Bytes, Policy
+from sublayer.text import Bytes, Policy, Pretrained
 from tests.decoding.models import CONTEXT, ENCODER_DECODERS, SPECS, log_probability, next_logits, tiny
 
 PROMPTS = [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [30, 30], [3, 1, 4, 1, 5, 9, 2, 6]]
@@ -272,6 +273,16 @@ def test_a_prompt_is_framed_but_not_ended_and_a_source_is_both() -> None:
     )
     assert text == ids
     assert text.logprobs != unframed.logprobs
+
+
+@pytest.mark.parametrize("way", [{"temperature": 0.0}, {"seed": 2}, {"beams": 2}], ids=str)
+def test_a_text_goes_on_from_its_prompt(way: dict[str, Any]) -> None:
+    """SentencePiece's decoders drop the space before the first word of a text; that of an answer is not the first."""
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"▁w{i}": i for i in range(97)}))
+    library.decoder = tokenizers.decoders.Metaspace()
+    model, prompt = tiny(SPECS["llama"]), [5, 9]
+    (row,) = generate(model, prompt, tokenizer=Pretrained(library), max_tokens=6, **way)
+    assert "w5 w9" + str(row.text) == library.decode([*prompt, *row.ids])
 
 
 @pytest.mark.parametrize("as_given", [[5, 9], (5, 9), torch.tensor([5, 9]), torch.tensor([[5, 9]]), [[5, 9]]])

@@ -120,3 +120,10 @@ def test_characters_come_whole(stops) -> None:
 def test_ids_beyond_the_tokenizer_read_as_nothing() -> None:
     text = GrowingText(Bytes())  # ids 0 to 255
     assert [text.push(token) for token in (97, 256, 999, 98)] == ["a", "", "", "b"]
+
+
+@pytest.mark.parametrize("before", [0xE2, 256, 999], ids=["half a character", "special", "unknown"])
+def test_what_is_no_text_before_it_changes_nothing(before: int) -> None:
+    text = GrowingText(Bytes(("<|end|>",)), before=before)
+    assert [text.push(token) for token in b"a"] == ["a"]
+    assert text.finish() == ""

@@ -55,7 +55,7 @@ class Generated:
     ids: tuple[int, ...]
     """What was generated; the last one is the stop token, if one ended the row."""
     text: str | None
-    """What the ids read as, cut before a stop token or string; None without a tokenizer."""
+    """What the ids read as behind the prompt, cut before a stop token or string; None without a tokenizer."""
     finish: Finish | None
     """None only in what an unfinished Stream has so far."""
     seed: int | None
@@ -211,7 +211,7 @@ class _Live:
         self._options = options = row.options
         self._count = 0
         self._seen = set(row.prompt)
-        self._text = GrowingText(tokenizer, options.stops) if tokenizer is not None else None
+        self._text = None if tokenizer is None else GrowingText(tokenizer, options.stops, row.prompt[-1])
 
     def take(self, logits: Tensor) -> Event:
         """Chooses the next token from logits [V]."""
@@ -281,7 +281,7 @@ def _search(
 def _event(row: Row, found: list[Hypothesis], tokenizer: Tokenizer | None) -> Event:
     first, text = found[0], ""
     if tokenizer is not None:
-        growing = GrowingText(tokenizer)
+        growing = GrowingText(tokenizer, before=row.prompt[-1])
         text = "".join(map(growing.push, first.ids[:-1] if first.finish == "stop" else first.ids)) + growing.finish()
     wanted = row.options.logprobs is not None
     return Event(row.index, first.ids, text, first.logprobs if wanted else (), (), first.finish, tuple(found))

@@ -17,10 +17,14 @@ class GrowingText:
     (models often have more rows than their tokenizer has ids) read as nothing.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), before: int | None = None) -> None:
+        """before: the id that the text stands behind; of some tokenizers, a space between the two is the text's only
+        there."""
         self.stopped = False
         self._known = tokenizer.size
         self._decoder = tokenizer.stream()
+        if before is not None and before < self._known and not self._decoder.push(before):
+            self._decoder = tokenizer.stream()  # special, or the bytes of half a character: nothing goes on
         self._stops = tuple(stops)
         self._held = ""
 
