@@ -62,7 +62,10 @@ def test_a_mistake_is_one_line(model: str, given: list[str], said: str, capsys) 
 def test_a_tokenizer_that_the_format_has_not_is_one_line(model: str, capsys) -> None:
     Characters.train(["".join(map(chr, range(32, 200)))], end="<|end|>").save("mine")
     assert cli.main(["export", model, "--to", "gguf", "--out", "x.gguf"]) == 1
-    assert "not this tokenizer (Characters)" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "mine: GGUF holds" in told
+    assert "no table of characters: with a tokenizer of kind bytes or bpe a model can be written" in told
+    assert told.count("\n") == 1
 
 
 @pytest.mark.parametrize(

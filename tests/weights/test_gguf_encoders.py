@@ -131,7 +131,7 @@ def test_words_that_llama_cpp_would_cut_otherwise_are_refused(config: dict, said
 
 def test_a_head_that_does_more_than_pool_is_refused(tmp_path: Path) -> None:
     sublayer.save(bert(**TINY).build(), tmp_path / "a")
-    with pytest.raises(SpecError, match="BertForMaskedLM cannot be written as GGUF"):
+    with pytest.raises(SpecError, match="GGUF's bert holds an encoder's vectors, and not the head of BertForMaskedLM"):
         export(tmp_path / "a", tmp_path / "x.gguf", to="gguf")
 
 

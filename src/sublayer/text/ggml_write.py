@@ -44,10 +44,14 @@ def ggml_metadata(tokenizer: Tokenizer, size: int, note: Callable[[str], object]
     elif same.to_json()["model"]["type"] == "WordPiece":
         found = _words(same)
     else:
-        kind = same.to_json()["model"]["type"] if isinstance(tokenizer, Pretrained) else type(tokenizer).__name__
+        kind, way = (
+            (f"{same.to_json()['model']['type']} of a tokenizer.json", "the tokenizer.model it was made from beside it")
+            if isinstance(tokenizer, Pretrained)
+            else (f"table of {type(tokenizer).__name__.lower()}", "a tokenizer of kind bytes or bpe")
+        )
         raise InputError(
-            f"GGUF holds byte-level BPE, SentencePiece and WordPiece, and not this tokenizer ({kind}); with one of kind"
-            " bpe or bytes a model can be written"
+            f"GGUF holds byte-level BPE, bytes, SentencePiece and WordPiece, and no {kind}: with {way} a model can be"
+            " written; as hf it goes along as it is"
         )
     if found["pre"] in INEXACT:
         note(f"llama.cpp cuts text as {found['pre']}, but {INEXACT[found['pre']]}")
@@ -238,7 +242,7 @@ def _frame_of_words(tokenizer: Pretrained) -> dict[str, Any]:
     named = {part: tokenizer.library.token_to_id(f"[{part}]") for part in PARTS}
     lacking = next((part for part in ("CLS", "SEP", "UNK") if named[part] is None), None)
     if lacking is not None:
-        raise InputError(f"GGUF names a token [{lacking}], and this tokenizer has none")
+        raise InputError(f"GGUF names a token [{lacking}], and this tokenizer has none: train it with an end")
     if frame(tokenizer) != ([named["CLS"]], [named["SEP"]]):
         raise InputError("GGUF puts a text between [CLS] and [SEP], and this tokenizer does not")
     ids = {f"{PARTS[part]}_token_id": id for part, id in named.items() if id is not None}
@@ -254,7 +258,7 @@ def _marks(tokenizer: Tokenizer) -> dict[str, Any]:
     if len(before) > 1 or len(after) > 1:
         raise InputError("GGUF frames a text by one token on a side, and this tokenizer by several")
     if not tokenizer.eos:
-        raise InputError("GGUF names a token that ends a text, and this tokenizer has none")
+        raise InputError("GGUF names a token that ends a text, and this tokenizer has none: train it with an end")
     ends = dict(zip(("eos_token_id", "eot_token_id", "eom_token_id"), tokenizer.eos, strict=False))
     if after and after != [tokenizer.eos[0]]:
         raise InputError("GGUF ends a framed text with the token that ends texts, and this tokenizer with another")

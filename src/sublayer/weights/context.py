@@ -15,7 +15,7 @@ TRAINED = "model_max_length"
 CONFIG = ("max_position_embeddings", "n_positions")
 """What config.json calls it."""
 ENDLESS = 1 << 40  # what stands there where nobody said
-UNSAID = dict.fromkeys(("mamba", "mamba2", "jamba"), 1 << 20)
+UNSAID: dict[str, int] = dict.fromkeys(("mamba", "mamba2", "jamba"), 1 << 20)
 """What GGUF files of these architectures hold where nobody said: no position ends them."""
 
 

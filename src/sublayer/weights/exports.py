@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..errors import SpecError, UsageError
+from ..errors import InputError, SpecError, UsageError
 from ..files import replacing, replacing_folder
 from ..gguf_header import model_name, part, part_count
 from ..nn.head import Pooled
@@ -199,7 +199,10 @@ def _export_gguf(
     if tokenizer is not None:
         from ..text.ggml_write import ggml_metadata
 
-        about |= ggml_metadata(tokenizer, spec.vocab or tokenizer.size, note)
+        try:
+            about |= ggml_metadata(tokenizer, spec.vocab or tokenizer.size, note)
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from None
         template = _template(source)
         about |= {} if template is None else {"tokenizer.chat_template": template}
     else:

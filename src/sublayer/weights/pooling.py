@@ -73,11 +73,11 @@ def _of_gguf(file: Path) -> Pooling | None:
     """GGUF says no more than the kind; llama.cpp divides by the length unless it is told not to."""
     metadata = read_header(file, tensors=False).metadata
     key = f"{metadata.get('general.architecture')}.pooling_type"
-    kind = metadata.get(key, KINDS[None])
-    found = next((pool for pool, number in KINDS.items() if number == kind), "")
-    if found == "":
-        raise SpecError(f"{file}: {key}={kind!r} is not modelled, but one of {', '.join(map(str, KINDS.values()))} is")
-    return None if found is None else Pooling(found)
+    kind, pools = metadata.get(key, KINDS[None]), list(KINDS)
+    if type(kind) is not int or not 0 <= kind < len(pools):
+        raise SpecError(f"{file}: {key}={kind!r} is not modelled, but numbers up to {len(pools) - 1} are")
+    pool = pools[kind]
+    return None if pool is None else Pooling(pool)
 
 
 def _modules(path: Path) -> list[tuple[str, str]]:

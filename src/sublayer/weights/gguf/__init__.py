@@ -6,8 +6,6 @@ Start at table.py; llama.py is the first of the tables. A table is read both way
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...errors import SpecError, nearest
 from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from .encoders import BERT, T5
@@ -36,9 +34,15 @@ def reader(source: Source) -> Architecture:
 
 def writer(config: Config) -> Architecture:
     """The table for a config.json. Raises SpecError for a class that GGUF has no architecture for here."""
-    classes: Any = config.get("architectures") or [None]
-    found = next((one for one in ARCHITECTURES if one.hf == classes[0]), None)
-    if found is None:
-        known = ", ".join(one.hf for one in ARCHITECTURES)
-        raise SpecError(f"{classes[0]} cannot be written as GGUF; what can: {known}")
-    return found
+    name = str((config.get("architectures") or [config.get("_class_name")])[0])
+    found = next((one for one in ARCHITECTURES if one.hf == name), None)
+    if found is not None:
+        return found
+    if name.startswith("Mistral"):  # without a window it is a Llama
+        raise SpecError(f"GGUF's llama cannot say the window of {name}, sliding_window={config.get('sliding_window')}")
+    line = {"roberta": "bert"}.get(str(config.get("model_type")), config.get("model_type"))
+    body = next((one for one in ARCHITECTURES if one.headless and one.model_type == line), None)
+    if body is not None:
+        raise SpecError(f"GGUF's {body.name} holds an encoder's vectors, and not the head of {name}")
+    known = ", ".join(dict.fromkeys(one.name for one in ARCHITECTURES))
+    raise SpecError(f"{name} has no GGUF architecture here; what has: {known}")
