@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from sublayer.train import read_run, train
@@ -195,3 +196,23 @@ def test_bleu_is_that_of_sacrebleu_and_of_the_right_sentences() -> None:
     groups = [(group["from"], group["sentences"], round(group["bleu"])) for group in found["by_length"]]
     assert groups == [(0, 1, 100), (19, 1, 0)]
     assert 0 < found["bleu"] < 100
+
+
+# --- a vision transformer on clothes ---
+
+
+def test_fashion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fashion-mnist").mkdir()
+    for split, count in (("train", 60), ("t10k", 20)):
+        pixels = np.random.default_rng(0).integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        labels = np.arange(count, dtype=np.uint8) % 10
+        for name, kind, array in (("images-idx3", 3, pixels), ("labels-idx1", 1, labels)):
+            head = bytes([0, 0, 8, kind]) + struct.pack(f">{kind}I", *array.shape)
+            Path(f"fashion-mnist/{split}-{name}-ubyte").write_bytes(head + array.tobytes())
+    whole = read_run(RUNS / "fashion.toml")
+    assert 0.5e6 < whole.model.build_spec(classes=10, image=(28, 28), channels=1).parameters() < 0.7e6
+    small = ["train.steps=6", "train.batch=8", "eval.every=3", "eval.tokens=20", "save.every=3", "schedule.warmup=2"]
+    result = train(read_run(RUNS / "fashion.toml", [*small, "model.dim=16", "model.layers=1", "model.hidden=32"]))
+    assert (result.step, result.score.tokens, result.folder) == (6, 20, Path("fashion/model"))
+    assert 0 <= result.score.accuracy <= 1
