@@ -1,6 +1,6 @@
 """Phi-3 against transformers."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -80,9 +80,11 @@ def test_the_older_spelling_is_the_same_spec(name: str) -> None:
 
 
 def test_of_two_trained_lengths_the_one_beside_the_table_counts() -> None:
-    values = CONFIG | {"pad_token_id": None} | long(11, original_max_position_embeddings=30)
-    spec = from_hf(values)[0]
-    theirs: Any = Phi3Config(**values | long(11, original_max_position_embeddings=30))
+    def values() -> dict[str, Any]:  # theirs changes what it is given
+        return CONFIG | long(11, original_max_position_embeddings=30) | {"pad_token_id": 0}
+
+    spec, made = from_hf(values())[0], cast(Any, Phi3Config)
+    theirs = made(**values())
     assert theirs.rope_parameters["original_max_position_embeddings"] == 11
     assert spec.find("decoder.blocks.0.attn.op.position.scaling.trained_length") == 11
 
