@@ -496,6 +496,10 @@ def test_reads_the_older_spelling(config, rope):
             r"^rope_parameters\.mrope_section: not a key of rope_type 'default'",
         ),
         ({"rope_parameters": {"full_attention": {}}}, r"^rope_parameters\.full_attention: not a key"),
+        (
+            {"rope_scaling": {"type": "longrope", "long_factor": [1.0] * 20000, "short_factor": [1.0]}},
+            r"^rope_scaling\.long_factor: 20000 numbers, and no head has more than 16384 pairs$",
+        ),
         ({"rope_scaling": {"type": "linear"}}, r"^rope_scaling\.factor: missing, rope_type 'linear' needs it$"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"^max_position_embeddings: missing"),
         (

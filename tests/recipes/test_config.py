@@ -117,6 +117,19 @@ def test_published_files_say_what_changes_nothing() -> None:
     assert from_hf(codestral | {"norm_before_gate": True})[0] == from_hf(codestral)[0]
 
 
+@pytest.mark.parametrize(("name", "key"), [("bamba", "attn_layer_indices"), ("qwen3_moe", "mlp_only_layers"),
+                                           ("qwen3_next", "mlp_only_layers")])  # fmt: skip
+def test_a_list_of_layers_is_bounded(name: str, key: str) -> None:
+    """Each layer is looked for in it, and a file has room for millions."""
+    module = family(name)
+    values = module.to_hf(getattr(module, name)(**module.TINY))
+    for wrong in (list(range(10_001)), [1.5], [True], "1", {"1": 1}):
+        with pytest.raises(SpecError, match=f"{key}=.* is not a list of layers, 10000 at most"):
+            from_hf(values | {key: wrong})
+    layers = values[key]
+    assert from_hf(values | {key: [*reversed(layers), *layers]}) == from_hf(values)
+
+
 def test_a_long_value_is_shortened() -> None:
     with pytest.raises(SpecError) as caught:
         Config({"quantization_config": {"layers": list(range(10_000))}}).done()

@@ -21,6 +21,7 @@ from .constant import constant, traced_as_constant
 from .rope_scaling import DynamicNtk, Linear, Llama3, LongRope, Ntk, Proportional, Scaling, Yarn, geometric
 
 Pairing = Literal["half", "interleaved"]
+MAX_PAIRS = 1 << 14  # that are turned in a head, of any model; a list that is longer is a mistake, and would take long
 
 
 class Rope(Spec):
@@ -196,6 +197,9 @@ def rope_from_hf(config: Mapping[str, Any], head_size: int, *, pairing: Pairing 
         raise SpecError(f"{where}.{unknown}: not a key of rope_type {kind!r}{nearest(unknown, keys)}")
     if scaling is None:
         return Rope(theta, size, pairing)
+    long = next((key for key, value in given.items() if isinstance(value, list) and len(value) > MAX_PAIRS), None)
+    if long is not None:
+        raise SpecError(f"{where}.{long}: {len(given[long])} numbers, and no head has more than {MAX_PAIRS} pairs")
 
     longest = config.get("max_position_embeddings")
     fields = {keys[key]: value for key, value in given.items()}

@@ -97,9 +97,6 @@ def from_hf(values: Mapping[str, Any]) -> Model:
     head_size = int(inner // mamba_heads) if automatic else config.count("mamba_d_head")
     if mamba_heads * head_size != inner:
         raise SpecError(f"bamba: mamba_n_heads={mamba_heads} of mamba_d_head={head_size} are not mamba_expand · {dim}")
-    chosen = config("attn_layer_indices", [])
-    if not isinstance(chosen, list) or not all(type(layer) is int for layer in chosen):
-        raise SpecError("bamba: attn_layer_indices is not a list of layers")
     no_step_limit(config)
     config.fix("z_loss_coefficient", 0.0)
     config.fix("attn_rotary_emb", head_dim // 2)  # older files'; their class reads it no more
@@ -110,7 +107,7 @@ def from_hf(values: Mapping[str, Any]) -> Model:
         **own,
         hidden=config.count("intermediate_size"),
         rope=rope_from_hf(rotary | {"max_position_embeddings": config("max_position_embeddings", 262144)}, head_dim),
-        attention_layers=tuple(chosen),
+        attention_layers=tuple(sorted(config.layers_of("attn_layer_indices"))),
         mamba_heads=mamba_heads,
         mamba_head_size=head_size,
         state_size=config.count("mamba_d_state", 256),

@@ -90,6 +90,13 @@ class Config:
         """How many layers: bounded, for each becomes a part of the spec."""
         return self.count(key, most=MAX_LAYERS)
 
+    def layers_of(self, key: str) -> frozenset[int]:
+        """The layers that a list names, counted from 0; none where the key is absent."""
+        value = self(key, [])
+        if not isinstance(value, list) or len(value) > MAX_LAYERS or any(type(layer) is not int for layer in value):
+            raise SpecError(f"{self.kind}: {key}={_short(value)} is not a list of layers, {MAX_LAYERS} at most")
+        return frozenset(value)
+
     def decoder(
         self, eps: float, kv_heads: int | None = None, *, heads: int | None = None, tied: bool = False
     ) -> dict[str, Any]:

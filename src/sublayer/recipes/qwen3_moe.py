@@ -103,9 +103,7 @@ def qwen3_moe_from_hf(values: Mapping[str, Any]) -> Model:
     layers, head_size = own["layers"], config.count("head_dim", own["dim"] // own["heads"])
     windowed = config("use_sliding_window", False)
     window = config.count("sliding_window", None if "sliding_window" in values else 4096)
-    every, alone = config.count("decoder_sparse_step", 1), config("mlp_only_layers", [])
-    if not isinstance(alone, list) or any(type(layer) is not int for layer in alone):
-        raise SpecError(f"{config.kind}: mlp_only_layers={alone!r} is not a list of layers")
+    every, alone = config.count("decoder_sparse_step", 1), config.layers_of("mlp_only_layers")
     dense = tuple(layer for layer in range(layers) if layer in alone or (layer + 1) % every)
     dense_hidden = config.count("intermediate_size", 6144)
     for key, only in (("qkv_bias", False), ("use_qk_norm", True), ("shared_expert_intermediate_size", 0)):

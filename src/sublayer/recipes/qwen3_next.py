@@ -235,9 +235,7 @@ def from_hf(values: Mapping[str, Any]) -> Model:
     """The spec of a Qwen3NextForCausalLM's config.json. Raises SpecError for what is not modelled."""
     config = Config(values)
     layers, every = config.layers("num_hidden_layers"), config.count("decoder_sparse_step", 1)
-    dense = config("mlp_only_layers", [])
-    if not isinstance(dense, list) or any(type(i) is not int for i in dense):
-        raise SpecError(f"{config.kind}: mlp_only_layers is not a list of layer numbers")
+    dense = config.layers_of("mlp_only_layers")
     sparse = [i not in dense and (i + 1) % every == 0 for i in range(layers)]
     ffn: FFN = FeedForward(config.count("intermediate_size", 5632), activation(config), gated=True)
     moe: FFN = ffn
