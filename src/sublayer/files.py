@@ -13,13 +13,14 @@ from glob import escape
 from math import prod
 from pathlib import Path
 from shutil import rmtree
-from stat import S_ISREG
+from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+NOT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # each on the systems that have it
 MAP_NORESERVE = 0x4000  # Linux's; Python has a name for it from 3.13 on
 
 
@@ -111,9 +112,21 @@ def _alive(process: str) -> bool:
 
 def open_regular(path: Path) -> BinaryIO:
     """A file opened for reading; never a pipe or a device, which might never answer. Raises OSError."""
-    if not S_ISREG(path.stat().st_mode):
-        raise OSError(f"{'a folder' if path.is_dir() else 'a pipe or a device'}, not a file")
-    return open(path, "rb")
+    handle = os.open(path, os.O_RDONLY | NOT_WAITING)  # what it is is asked of what was opened, not of the name
+    mode = os.fstat(handle).st_mode
+    if S_ISREG(mode):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    raise OSError(f"{'a folder' if S_ISDIR(mode) else 'a pipe or a device'}, not a file")
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """The whole of a regular file. Raises OSError where it cannot be read, or has more than so many bytes."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(f"{size} bytes, more than {most}")
+        return file.read(size)
 
 
 def mapped(file: BinaryIO) -> mmap.mmap:

@@ -158,3 +158,19 @@ def test_a_byte_level_piece_stands_for_its_bytes() -> None:
     tokenizer = Pretrained(byte_level())
     ids = tokenizer.encode("naïve €")
     assert b"".join(map(tokenizer.token_bytes, ids)) == "naïve €".encode()
+
+
+def test_ids_beyond_any_vocabulary_are_refused_before_there_is_room_for_them(tmp_path) -> None:
+    spec = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 4_000_000_000}, "unk_token": "a"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    with pytest.raises(InputError, match=r"tokenizer\.json: a token has the id 4000000000, beyond the 16777216"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_text_that_the_library_refuses_is_a_users_mistake() -> None:
+    spec = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}}
+    tokenizer = Pretrained(tokenizers.Tokenizer.from_str(json.dumps(spec)))
+    assert tokenizer.encode("a") == [0]
+    for call in (lambda: tokenizer.encode("b"), lambda: tokenizer.encode_batch(["a", "b"])):
+        with pytest.raises(InputError, match="cannot encode this text: WordLevel error"):
+            call()

@@ -114,6 +114,7 @@ def test_of_a_gguf_model_in_parts_all_are_fetched_from_whichever_folder_they_lie
     [
         ("org/none", "org/none: no such folder, and the hub has no such model"),
         ("org/gated", "org/gated: the hub gives this model to those who accepted its terms"),
+        ("org/model@../../x", "org/model@../../x: no such folder$"),
         ("org/model@v2", "org/model@v2: the hub's model has no revision 'v2'"),
         ("org/pickled", "org/pickled: the hub's model has pickled weights alone .pytorch_model.bin., which can run"),
     ],

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..gguf_header import models_in
-from .ending import read_json
+from .ending import read_bytes, read_json
 from .metadata import read_metadata
 from .tokenizer import Tokenizer, frame
 
@@ -48,10 +48,8 @@ class ChatTemplate:
         where = str(path)
         if file.is_file():
             where = str(file)
-            if file.stat().st_size > LARGEST:
-                raise InputError(f"{file}: {file.stat().st_size} bytes are more than a chat template has")
             try:
-                source = file.read_text(encoding="utf-8")
+                source = read_bytes(file, LARGEST).decode("utf-8")
             except UnicodeDecodeError as error:
                 raise InputError(f"{file}: byte {error.start} is not UTF-8") from None
         if source is None:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..files import replacing
+from ..files import read_bounded, replacing
 
-LARGEST = 1 << 30
+LARGEST = 1 << 28
 """Bytes of the largest file of a tokenizer that is read; the largest published is some 40 MB."""
 
 
@@ -61,14 +61,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-def read_bytes(path: Path) -> bytes:
-    """The whole of a tokenizer's file. Raises InputError where it cannot be read, or is larger than any of its kind."""
+def read_bytes(path: Path, most: int | None = None) -> bytes:
+    """The whole of a tokenizer's file, of `most` bytes (None: LARGEST). Raises InputError where it cannot be read."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise InputError(f"{path}: {path.stat().st_size} bytes, more than any tokenizer's file has")
-        return path.read_bytes()
+        return read_bounded(path, LARGEST if most is None else most)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:

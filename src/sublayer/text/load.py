@@ -102,8 +102,11 @@ def _load_json(path: Path) -> Tokenizer:
     except Exception as error:  # the library raises nothing more specific
         raise InputError(f"{path}: not a tokenizer that the tokenizers library reads: {error}") from None
     kind = BytePairs if _is_byte_level(data) else Pretrained
-    eos = read_eos(path.parent, model.token_to_id) or ()
-    return kind(model, eos=eos, unknown=_unknown(data["model"], model), config=read_config(path.parent))
+    eos, config = read_eos(path.parent, model.token_to_id) or (), read_config(path.parent)
+    try:
+        return kind(model, eos=eos, unknown=_unknown(data["model"], model), config=config)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def _load_sentence_piece(path: Path) -> SentencePiece:

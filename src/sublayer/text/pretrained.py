@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from .difference import DifferenceStream, streamed
 from .ending import write_eos
 from .tokenizer import Ids, Names, Policy, check_id, check_policy, utf8
 
+MAX_SIZE = 1 << 24  # ids, for each of which something is kept; the largest vocabularies have a million
 BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
@@ -35,6 +37,7 @@ class Pretrained:
 
         unknown is the id for what the vocabulary lacks: the one special token that text may produce.
         config is the rest of what tokenizer_config.json said, kept for `save`.
+        Raises InputError for ids that no vocabulary has.
         """
         model.encode_special_tokens = True
         # Files often keep the last limits that somebody set, such as 128 tokens for training sentence embeddings.
@@ -45,6 +48,8 @@ class Pretrained:
         self._specials = {id: token.content for id, token in self._added.items() if token.special}
         self._config = dict(config or {})
         self.size = max(model.get_vocab().values(), default=-1) + 1
+        if self.size > MAX_SIZE:
+            raise InputError(f"a token has the id {self.size - 1}, beyond the {MAX_SIZE} of any vocabulary")
         self.eos = eos
         self._forged = np.zeros(self.size, bool)
         self._forged[[id for id in self._specials if id != unknown]] = True
@@ -61,7 +66,8 @@ class Pretrained:
         """
         self._check(text, specials)
         model = self._matching if specials == "special" else self._model
-        encoding = model.encode(text, add_special_tokens=False)
+        with _told():
+            encoding = model.encode(text, add_special_tokens=False)
         if specials != "special":
             self._refuse_forged(np.array(encoding.ids, np.uint32))
         return model.post_process(encoding).ids if framed else encoding.ids
@@ -70,7 +76,8 @@ class Pretrained:
         for text in texts:
             self._check(text, specials)
         model = self._matching if specials == "special" else self._model
-        encodings = model.encode_batch_fast(list(texts), add_special_tokens=False)
+        with _told():
+            encodings = model.encode_batch_fast(list(texts), add_special_tokens=False)
         ids = [np.array(encoding.ids, np.uint32) for encoding in encodings]
         if specials != "special":
             for one in ids:
@@ -149,3 +156,12 @@ class Pretrained:
         for token in ids:
             check_id(token, self.size)
         return self._model.decode(list(ids), skip_special_tokens=True)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """A text that the library refuses (of a table of words without an unknown) is a user's mistake."""
+    try:
+        yield
+    except Exception as error:  # the library raises nothing more specific
+        raise InputError(f"the tokenizer cannot encode this text: {error}") from None

@@ -13,7 +13,7 @@ from .byte_pairs import BytePairs
 from .ending import read_bytes, read_config, read_eos, read_json
 from .merges import Pair
 from .patterns import GPT2, QWEN2
-from .pretrained import Pretrained
+from .pretrained import MAX_SIZE, Pretrained
 
 END = "<|endoftext|>"
 
@@ -38,7 +38,7 @@ def load_byte_pairs(vocab_path: Path, merges_path: Path) -> BytePairs:
     pattern, nfc = BY_CLASS[name]
     vocab = read_json(vocab_path)
     for token, id in vocab.items():
-        if type(id) is not int or not 0 <= id < 1 << 30:
+        if type(id) is not int or not 0 <= id < MAX_SIZE:
             raise InputError(f"{vocab_path}: {token!r}: expected its id, found {id!r}")
     if len(set(vocab.values())) != len(vocab):
         raise InputError(f"{vocab_path}: two tokens have one id")

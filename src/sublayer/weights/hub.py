@@ -18,7 +18,8 @@ from ..errors import WeightsError
 from ..gguf_header import model_name, part_count
 
 NAME = re.compile(
-    r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(/(?P<file>(\w[\w.-]*/)*\w[\w.-]*\.gguf))?(@(?P<revision>[\w./-]+))?", re.ASCII
+    r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(/(?P<file>(\w[\w.-]*/)*\w[\w.-]*\.gguf))?(@(?P<revision>\w[\w.-]*(/\w[\w.-]*)*))?",
+    re.ASCII,
 )
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "README.md", "LICENSE*")
 

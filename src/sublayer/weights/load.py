@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SpecError, UsageError, WeightsError
-from ..files import open_regular
+from ..files import read_bounded
 from ..gguf_header import models_in, read_header
 from ..names import SAME, Row, expand, matches
 from ..nn.sublayer import Model, ModelOp
@@ -197,11 +197,7 @@ def _read_gguf(source: Source) -> tuple[Architecture, dict[str, Any], Model, Any
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of bounded size. Raises WeightsError naming the file and the place of a mistake."""
     try:
-        with open_regular(path) as file:
-            raw = file.read(MAX_JSON_BYTES + 1)
-        if len(raw) > MAX_JSON_BYTES:
-            raise WeightsError(f"{path}: more than {MAX_JSON_BYTES} bytes of JSON")
-        data = json.loads(raw.decode("utf-8"))
+        data = json.loads(read_bounded(path, MAX_JSON_BYTES).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise WeightsError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(data, dict):
