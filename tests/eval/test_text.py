@@ -90,6 +90,14 @@ def test_without_a_token_that_begins_texts_their_first_tokens_are_not_asked_and_
         Texts.encode(["ä", ""], tokenizer, None)
 
 
+def test_a_model_is_in_its_former_mode_afterwards() -> None:
+    model = MODELS["llama"].build().train()
+    model.get_submodule("decoder.blocks.0.ffn").eval()  # as a part that is not trained
+    before = [module.training for module in model.modules()]
+    ours(model, length=16)
+    assert [module.training for module in model.modules()] == before
+
+
 def test_progress_ends_with_all(folder: Path) -> None:
     told: list[tuple[int, int, float]] = []
     texts = Texts.encode(["abc " * 5000], BYTES, END)

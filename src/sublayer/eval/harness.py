@@ -20,13 +20,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..decoding import generate
+from ..decoding.slots import evaluating
 from ..errors import UsageError, nearest
 from ..nn.sublayer import ModelOp
 from ..step import Step
 from ..text import load_tokenizer
 from ..text.chat import ChatTemplate
 from ..text.tokenizer import begun, special_id
-from ..train.evaluate import evaluating
 from ..train.loss import rows_of_a_chunk
 from ..weights.context import trained_length
 from ..weights.hub import local

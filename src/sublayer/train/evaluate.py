@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
+from ..decoding.slots import evaluating
 from ..nn.sublayer import ModelOp
 from .batch import Batch
 from .objectives import LossOf
@@ -80,14 +79,3 @@ def evaluate(model: ModelOp, batches: Iterable[Batch], objective: LossOf, precis
                 counted = True
     nats, tokens, right = total.tolist()
     return Score(nats, int(tokens), 0, int(right) if counted else None)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and the former one after it."""
-    was = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was)
