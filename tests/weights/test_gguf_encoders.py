@@ -13,7 +13,7 @@ from transformers import AutoModel, BertConfig, BertModel, RobertaConfig, Robert
 
 import sublayer
 from sublayer.decoding import Pooling, embed, read_pooling
-from sublayer.errors import InputError, SpecError
+from sublayer.errors import InputError, SpecError, UsageError
 from sublayer.nn.head import Pool, Pooled
 from sublayer.recipes import bert
 from sublayer.recipes.bert import TINY
@@ -142,6 +142,18 @@ def test_rows_that_no_token_has_stay_free(tmp_path: Path) -> None:
     export(folder, tmp_path / "x.gguf", to="gguf")
     again = load_tokenizer(tmp_path / "x.gguf")
     assert again.encode("THE CAT", framed=True) == load_tokenizer(folder).encode("the cat", framed=True)
+
+
+def test_how_vectors_are_pooled_goes_along_to_transformers_too(tmp_path: Path) -> None:
+    folder = wordpiece(tmp_path / "a")
+    for _ in range(2):  # over what stands there already, which is a checkpoint and nothing else
+        export(folder, tmp_path / "b", to="hf", force=True)
+    wanted = of_transformers(folder, load_tokenizer(folder), TEXTS, "mean")
+    found = embed(sublayer.load(tmp_path / "b"), load_tokenizer(tmp_path / "b"), TEXTS, read_pooling(tmp_path / "b"))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    (tmp_path / "b" / "1_Pooling" / "thesis.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"holds 1_Pooling.thesis.txt, which belongs to no checkpoint"):
+        export(folder, tmp_path / "b", to="hf", force=True)
 
 
 @pytest.mark.assets

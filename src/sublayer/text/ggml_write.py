@@ -38,11 +38,11 @@ def ggml_metadata(tokenizer: Tokenizer, size: int, note: Callable[[str], object]
         raise InputError(f"the tokenizer has {tokenizer.size} ids, more than the {size} rows of the model's embedding")
     same = portable(tokenizer)
     if isinstance(same, BytePairs):
-        found = _byte_pairs(same)
+        found, marks = _byte_pairs(same), _marks(tokenizer)
     elif isinstance(same, SentencePiece):
-        found = _sentence_piece(same)
+        found, marks = _sentence_piece(same), _marks(tokenizer)
     elif same.to_json()["model"]["type"] == "WordPiece":
-        found = _words(same)
+        found, marks = _words(same), _frame_of_words(same)
     else:
         kind, way = (
             (f"{same.to_json()['model']['type']} of a tokenizer.json", "the tokenizer.model it was made from beside it")
@@ -64,7 +64,6 @@ def ggml_metadata(tokenizer: Tokenizer, size: int, note: Callable[[str], object]
     found["token_type"] += [UNUSED] * len(lacking)
     if "scores" in found:
         found["scores"] += [-1000.0] * len(lacking)
-    marks = _frame_of_words(same) if found["model"] == "bert" else _marks(tokenizer)
     return {f"tokenizer.ggml.{key}": value for key, value in (found | marks).items()}
 
 

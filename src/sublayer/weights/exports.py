@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,18 +32,28 @@ from .save import save
 
 KINDS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f32"}
 
+MODULE, PARTS_OF_MODULE = "[0-9]_*", ("config.json", "model.safetensors")  # folders of sentence-transformers
 # What a Hugging Face folder holds beside the weights, and what of its config.json no spec says: they go along as is.
 CARRIED = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt", "chat_template.jinja", "generation_config.json",
     "preprocessor_config.json", "processor_config.json",
+    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+    *(f"{MODULE}/{name}" for name in PARTS_OF_MODULE),
 )  # fmt: skip
 KEPT = (
     "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "max_position_embeddings", "n_positions",
     "id2label", "label2id", "problem_type",
 )  # fmt: skip
 # All that an export may replace.
-OURS = (*CARRIED, "config.json", "spec.json", "*.safetensors", "*.safetensors.index.json")
+OURS = (
+    *(name for name in CARRIED if "/" not in name),
+    MODULE,
+    "config.json",
+    "spec.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+)
 
 
 def export(
@@ -106,10 +116,22 @@ def _check_out(source: Path, out: Path, to: str, force: bool, in_parts: bool) ->
     if there and not force:
         raise UsageError(f"{min(there)}: is there already; --force replaces it")
     if there and to == "hf":
-        other = next((file for file in sorted(out.iterdir()) if not any(map(file.match, OURS)) or file.is_dir()), None)
+        other = next(_others(out), None)
         if other is not None:
-            raise UsageError(f"{out}: holds {other.name}, which belongs to no checkpoint; it is not replaced")
+            raise UsageError(
+                f"{out}: holds {other.relative_to(out)}, which belongs to no checkpoint; it is not replaced"
+            )
     return there
+
+
+def _others(out: Path) -> Iterator[Path]:
+    """What lies in a folder and belongs to no checkpoint."""
+    for one in sorted(out.iterdir()):
+        known = [pattern for pattern in OURS if one.match(pattern)]
+        if one.is_dir() and known == [MODULE]:
+            yield from (inner for inner in sorted(one.iterdir()) if inner.name not in PARTS_OF_MODULE)
+        elif one.is_dir() or not known or known == [MODULE]:
+            yield one
 
 
 # --- hf ---
@@ -127,9 +149,9 @@ def _export_hf(
         config = read_json(beside / "config.json")
         given = {key: value for key, value in (read_config(source) or {}).items() if key in KEPT}
         if theirs:
-            for name in CARRIED:
-                if (source / name).is_file():
-                    shutil.copyfile(source / name, beside / name)
+            for path in (path for name in CARRIED for path in source.glob(name) if path.is_file()):
+                (beside / path.relative_to(source)).parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, beside / path.relative_to(source))
         elif tokenizer is not None:
             given |= _write_tokenizer(tokenizer, source, beside, model.spec)
             if length is not None:
