@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -11,8 +12,10 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import xllamacpp
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
 library: Any = xllamacpp  # compiled, without types
@@ -92,3 +95,17 @@ def _quiet() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
+
+
+def quantised(values: np.ndarray, kind: str) -> np.ndarray:
+    """What its own quantiser stores for rows of float32 values, as bytes."""
+    kinds = GGMLQuantizationType[kind]
+    block, size = GGML_QUANT_SIZES[kinds]
+    values = np.ascontiguousarray(values, np.float32)
+    rows, width = values.shape
+    found = np.empty((rows, width // block * size), np.uint8)
+    call = ctypes.CDLL(library.xllamacpp.__file__).ggml_quantize_chunk
+    call.restype = ctypes.c_size_t
+    call.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p]
+    assert call(kinds.value, values.ctypes.data, found.ctypes.data, 0, rows, width, None) == found.nbytes
+    return found

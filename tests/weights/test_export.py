@@ -418,7 +418,7 @@ export({str(source)!r}, {str(out)!r}, to={to!r}, progress=kill)
         ({"to": "onnx"}, 'to=.onnx.: "hf" or "gguf"'),
         ({"to": "hf", "quantize": "q8_0"}, "for gguf"),
         ({"to": "gguf", "shard_size": 0}, "shard_size=0: a number of bytes above 0"),
-        ({"to": "gguf", "quantize": "q4_k_m"}, "one of q8_0, q4_0"),
+        ({"to": "gguf", "quantize": "q4_k"}, "one of q8_0, q4_0, .*, q4_k_m, "),
         ({"to": "gguf", "quantize": "f16"}, "f32, f16 and bf16 are chosen as dtype"),
     ],
 )

@@ -21,7 +21,8 @@ from sublayer.recipes import FAMILIES, family, gpt2, llama
 from sublayer.recipes.difference import differences
 from sublayer.recipes.gpt2 import TINY as TINY_GPT2
 from sublayer.weights.gguf import ARCHITECTURES, writer
-from sublayer.weights.gguf.write import KINDS, QUANTISED, TRAINING, write_gguf
+from sublayer.weights.gguf.mixtures import MIXTURES
+from sublayer.weights.gguf.write import BY_PACKAGE, KINDS, TRAINING, write_gguf
 from tests.llama_cpp import LlamaCpp
 from tests.oracle import oracle, saved
 from tests.tiny import tiny
@@ -106,7 +107,7 @@ def _read(path: Path) -> dict[str, tuple[str, np.ndarray]]:
     return {t.name: (t.tensor_type.name, t.data) for t in gguf.GGUFReader(path).tensors}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in MIXTURES])
 def test_matrices_are_of_the_type_asked_for_and_vectors_stay_exact(kind: str, tmp_path: Path) -> None:
     """A width of whole blocks for every type. The blocks are those that the package makes of the values."""
     model = llama(256, 1, 4, 2, hidden=256, vocab=40).build(seed=1)
@@ -158,6 +159,62 @@ def test_a_value_beyond_f16_is_refused_by_name_and_nothing_is_left(tmp_path: Pat
     write_gguf(model, tmp_path / "x.gguf", kind="bf16")
 
 
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_k_m"])
+@pytest.mark.parametrize("value", [70000.0, np.inf, np.nan])
+def test_what_quantised_blocks_cannot_hold_is_refused_by_name(value: float, kind: str, tmp_path: Path) -> None:
+    model = llama(256, 1, 4, 2, hidden=256, vocab=40).build(seed=1)
+    with torch.no_grad():
+        model.get_parameter("decoder.blocks.0.ffn.op.down.weight")[3, 100] = value
+    if np.isnan(value) and kind == "f16":
+        write_gguf(model, tmp_path / "x.gguf", kind=kind)
+        return
+    with pytest.raises(WeightsError, match=f"blk.0.ffn_down.weight: holds {value:.6g}, .*; use bf16"):
+        write_gguf(model, tmp_path / "x.gguf", kind=kind)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- mixtures of k-quants ---
+
+
+@pytest.mark.filterwarnings("ignore:.*are dequantised")
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_a_mixture_is_read_alike_by_the_package_and_by_us_and_runs_in_llama_cpp(mixture: str, tmp_path: Path) -> None:
+    """llama.cpp rounds activations to 8 bits before a product with quantised weights."""
+    model = llama(256, 3, 8, 2, hidden=512, vocab=97).build(seed=1)
+    told: list[str] = []
+    write_gguf(model, tmp_path / "x.gguf", kind=mixture, about=TOKENS, note=told.append)
+    assert told == []  # every row is of whole blocks
+    again = sublayer.load(tmp_path / "x.gguf")
+    parts = {"token_embd": "decoder.embed.tokens", "output": "head"}
+    parts |= {f"blk.2.attn_{letter}": f"decoder.blocks.2.attn.op.{letter}" for letter in "v"}
+    parts |= {f"blk.1.ffn_{part}": f"decoder.blocks.1.ffn.op.{part}" for part in ("up", "gate", "down")}
+    found = _read(tmp_path / "x.gguf")
+    for theirs, ours in parts.items():
+        stored, data = found[f"{theirs}.weight"]
+        wanted = torch.from_numpy(dequantize(data, gguf.GGMLQuantizationType[stored]).copy())
+        assert torch.equal(again.get_parameter(f"{ours}.weight"), wanted), theirs
+    ids = IDS[:1].clamp(min=3)
+    with torch.no_grad():
+        wanted = again.double()(ids)[0, -1].log_softmax(-1)
+    theirs = LlamaCpp(tmp_path / "x.gguf").log_probabilities(ids[0].tolist(), 97)
+    torch.testing.assert_close(theirs, wanted, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("width", "wanted"),
+    [(256, {"Q2_K", "Q3_K", "Q6_K"}), (288, {"Q4_0", "Q8_0"}), (48, {"F16"})],
+)
+def test_rows_that_are_no_multiple_of_256_become_shorter_blocks_and_it_is_said(
+    width: int, wanted: set[str], tmp_path: Path
+) -> None:
+    told: list[str] = []
+    write_gguf(llama(width, 1, 1, 1, hidden=width, vocab=20).build(seed=1), tmp_path / "x.gguf", kind="q2_k",
+               note=told.append)  # fmt: skip
+    assert {stored for stored, _ in _read(tmp_path / "x.gguf").values()} - {"F32"} == wanted
+    assert len(told) == (0 if width == 256 else len(wanted))
+    assert all("as their rows are no multiple of 256" in line for line in told)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -181,11 +238,11 @@ def test_an_inner_width_that_llama_cpp_does_not_compute_is_refused(name: str, ke
 
 
 def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="quantize='q4_k': one of f32, f16, bf16, q8_0"):
+    with pytest.raises(UsageError, match="quantize='q4_k': one of f32, f16, bf16, q8_0, .*, q4_k_m, "):
         write_gguf(tiny().build(), tmp_path / "x.gguf", kind="q4_k")
 
 
-def test_the_package_makes_every_kind_that_is_offered_and_no_other() -> None:
+def test_the_package_makes_what_is_left_to_it_and_no_other() -> None:
     made = set()
     for kind, (block, _) in gguf.constants.GGML_QUANT_SIZES.items():
         try:
@@ -193,7 +250,7 @@ def test_the_package_makes_every_kind_that_is_offered_and_no_other() -> None:
         except (NotImplementedError, KeyError):
             continue
         made.add(kind.name.lower())
-    assert made - {"f32", "f16", "bf16"} == set(QUANTISED)
+    assert made - {"f32", "f16", "bf16"} == set(BY_PACKAGE)
 
 
 def test_progress_ends_with_all_bytes(tmp_path: Path) -> None:

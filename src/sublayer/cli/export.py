@@ -18,7 +18,7 @@ def command(
     out: Annotated[Path, typer.Option(help="The folder, or the file, to write.")],
     quantize: Annotated[
         str | None,
-        typer.Option(metavar="TYPE", help="gguf: q8_0, q4_0, q4_1, q5_0, q5_1, tq1_0, tq2_0 or mxfp4 matrices."),
+        typer.Option(metavar="TYPE", help="gguf: q8_0, q6_k, q5_k_m, q4_k_m, q3_k_m, q2_k, … (docs/export.md)."),
     ] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Of the values; default: as they are stored.")] = None,
     shard_size: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -25,17 +25,19 @@ from ...nn.sublayer import Model, ModelOp
 from ...recipes import from_hf, names, to_hf
 from ...recipes.difference import differences
 from ..save import cut
-from . import Architecture, Config, Source, writer
+from . import Architecture, Config, Source, k_quants, writer
 from .checkpoint import concrete
 from .encoders import bare, dressed
+from .mixtures import FALLBACK, MIXTURES, types_of
 from .tensors import CHUNK
 
-QUANTISED = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "tq1_0", "tq2_0", "mxfp4")
+BY_PACKAGE = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "tq1_0", "tq2_0", "mxfp4")
 """What the gguf package can make of values."""
+QUANTISED = (*BY_PACKAGE, *MIXTURES)
 KINDS = ("f32", "f16", "bf16", *QUANTISED)
 
 # Matrices that llama.cpp reads as F32 only, by their module's name: routers, tables of positions, convolutions.
-FULL = ("ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "token_types", "ssm_conv1d")
+FULL = ("ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "attn_rel_b", "token_types", "ssm_conv1d")
 TRAINING = ("dropout", "balance_loss", "balance_rate", "z_loss")  # parts of a spec that do nothing when a model is run
 LARGEST_HALF = 65504.0
 SPLIT = {NUMBER: GGUFValueType.UINT16, COUNT: GGUFValueType.UINT16, TOTAL: GGUFValueType.INT32}  # as llama.cpp has them
@@ -73,13 +75,14 @@ def write_gguf(
 ) -> list[Path]:
     """Writes a model's GGUF file, beside and then renamed; gives the paths of what is written.
 
-    kind: of the matrices, one of KINDS; vectors and what llama.cpp reads as F32 only stay F32, and rows that are not
-    whole blocks become `plain` ("f32", "f16" or "bf16"), of which `note` is told. about: more metadata, under full
-    keys (the tokenizer's). config: keys of config.json that a spec does not say, such as max_position_embeddings.
+    kind: of the matrices, one of KINDS; vectors and what llama.cpp reads as F32 only stay F32. Rows that are not whole
+    blocks become shorter blocks in a mixture, or else `plain` ("f32", "f16" or "bf16"), of which `note` is told.
+    about: more metadata, under full keys (the tokenizer's). config: keys of config.json that a spec does not say, such
+    as max_position_embeddings.
     shard_size: bytes of tensors above which the file is cut into parts, path's name with -00001-of-00003 and so on; no
     tensor is cut. All are whole before any is renamed, the first as the last.
     Raises UsageError for an unknown kind, SpecError for what the format cannot express, WeightsError for a value that
-    F16 cannot hold and for a file that cannot be written.
+    the type cannot hold and for a file that cannot be written.
     """
     if kind not in KINDS:
         raise UsageError(f"quantize={kind!r}: one of {', '.join(KINDS)}")
@@ -94,15 +97,11 @@ def write_gguf(
         metadata["tokenizer.ggml.token_type_count"] = types
     computed = {name: tensor.float().contiguous() for name, tensor in table.computed(described).items()}
     theirs = _Theirs(expand(names(family, dressed(model.spec)), model), model)
-    plan = _plan(table, described, computed, theirs, kind, plain)
+    plan = _chosen(_plan(table, described, computed, theirs), kind, plain, metadata, note)
     _check(model.spec, table, metadata, plan, computed)
     if not described.keys() & {"max_position_embeddings", "n_positions"}:
         written = metadata[f"{table.name}.context_length"]
         note(f"nothing says how many tokens the model was trained on at once, and GGUF asks: {written:,} is written")
-    narrow = [name for name, one in plan.items() if one.kind == plain.upper() and kind in QUANTISED]
-    if narrow:
-        block = GGML_QUANT_SIZES[_type(kind)][0]
-        note(f"{len(narrow)} matrices stay {plain.upper()}, as their rows are no multiple of {block}: {narrow[0]}, …")
     groups = cut({name: one.size for name, one in plan.items()}, shard_size)
     count = len(groups)
     if count > MOST_PARTS:
@@ -157,26 +156,47 @@ class _Theirs:
 
 
 def _plan(
-    table: Architecture, config: Config, computed: Mapping[str, Tensor], theirs: _Theirs, kind: str, plain: str
+    table: Architecture, config: Config, computed: Mapping[str, Tensor], theirs: _Theirs
 ) -> dict[str, Planned]:
+    """Every tensor, as F32."""
     found = {name: Planned(tuple(tensor.shape), "F32", tensor.clone) for name, tensor in computed.items()}
     left = set(theirs.names)
     for row in concrete(table.rows(config), theirs.names, side="theirs"):
         left -= set(row.their_names)
         shapes = [tuple(t.shape) for t in row.change.into([theirs.read(name, bare=True) for name in row.their_names])]
         for i, (name, shape) in enumerate(zip(row.our_names, shapes, strict=True)):
-            found[name] = Planned(shape, _kind(name, shape, kind, plain), partial(theirs.changed, row, i))
+            found[name] = Planned(shape, "F32", partial(theirs.changed, row, i))
     if left:
         raise SpecError(f"GGUF's {table.name} has no tensor for {min(left)}")
     return found
 
 
-def _kind(name: str, shape: tuple[int, ...], kind: str, plain: str) -> str:
+def _chosen(
+    plan: Mapping[str, Planned], kind: str, plain: str, metadata: Mapping[str, Any], note: Callable[[str], object]
+) -> dict[str, Planned]:
+    """The same tensors, in the types that are to be stored."""
+    widths = {name: one.shape[-1] for name, one in plan.items() if _is_matrix(name, one.shape)}
+    wanted = types_of(kind, widths, metadata) if kind in MIXTURES else dict.fromkeys(widths, kind.upper())
+    fitting = {name: _fitting(wanted[name], width, plain.upper()) for name, width in widths.items()}
+    for other in sorted(set(fitting.values())):
+        narrow = [name for name in fitting if fitting[name] == other != wanted[name]]
+        if narrow:
+            become = "stay" if other == plain.upper() else "become"
+            block = GGML_QUANT_SIZES[_type(wanted[narrow[0]])][0]
+            note(f"{len(narrow)} matrices {become} {other}, as their rows are no multiple of {block}: {narrow[0]}, …")
+    return {name: replace(one, kind=fitting.get(name, one.kind)) for name, one in plan.items()}
+
+
+def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
     module, _, end = name.rpartition(".")
     inner = module.rpartition(".")[2]
-    if len(shape) < 2 or end != "weight" or inner.endswith("_norm") or inner in FULL:
-        return "F32"
-    return kind.upper() if shape[-1] % GGML_QUANT_SIZES[_type(kind)][0] == 0 else plain.upper()
+    return len(shape) > 1 and end == "weight" and not inner.endswith("_norm") and inner not in FULL
+
+
+def _fitting(kind: str, width: int, plain: str) -> str:
+    while width % GGML_QUANT_SIZES[_type(kind)][0]:
+        kind = FALLBACK.get(kind, plain)
+    return kind
 
 
 def _check(
@@ -244,10 +264,15 @@ def _stored(name: str, one: Planned) -> Iterator[np.ndarray]:
     whole = one.values()
     rows = whole.reshape(-1, whole.shape[-1] if whole.dim() else 1)
     for some in rows.split(max(1, CHUNK // max(1, rows.shape[1]))):
-        values = np.ascontiguousarray(some.float().cpu().numpy())
-        if one.kind == "F16" and (np.abs(values) > LARGEST_HALF).any():
-            raise WeightsError(f"{name}: holds {np.abs(values).max():.6g}, beyond F16's {LARGEST_HALF:.0f}; use bf16")
-        yield np.ascontiguousarray(quantize(values, _type(one.kind)))
+        values = some.float().cpu().contiguous()
+        if one.kind not in ("F32", "BF16") and (values.abs() > LARGEST_HALF).any():  # scales, too, are stored in F16
+            raise WeightsError(f"{name}: holds {values.abs().max():.6g}, beyond F16's {LARGEST_HALF:.0f}; use bf16")
+        if one.kind not in ("F32", "BF16", "F16") and values.isnan().any():
+            raise WeightsError(f"{name}: holds nan, which {one.kind} cannot; use bf16")
+        if one.kind in k_quants.FORMS:
+            yield k_quants.quantize(values, one.kind).numpy()
+        else:
+            yield np.ascontiguousarray(quantize(values.numpy(), _type(one.kind)))
 
 
 class _Writer(GGUFWriter):
