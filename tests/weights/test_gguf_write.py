@@ -175,6 +175,8 @@ def test_what_quantised_blocks_cannot_hold_is_refused_by_name(value: float, kind
 
 # --- mixtures of k-quants ---
 
+LENGTH = {"max_position_embeddings": 64}  # of which a line would tell that nothing says it
+
 
 @pytest.mark.filterwarnings("ignore:.*are dequantised")
 @pytest.mark.parametrize("mixture", MIXTURES)
@@ -182,7 +184,7 @@ def test_a_mixture_is_read_alike_by_the_package_and_by_us_and_runs_in_llama_cpp(
     """llama.cpp rounds activations to 8 bits before a product with quantised weights."""
     model = llama(256, 3, 8, 2, hidden=512, vocab=97).build(seed=1)
     told: list[str] = []
-    write_gguf(model, tmp_path / "x.gguf", kind=mixture, about=TOKENS, note=told.append)
+    write_gguf(model, tmp_path / "x.gguf", kind=mixture, about=TOKENS, config=LENGTH, note=told.append)
     assert told == []  # every row is of whole blocks
     again = sublayer.load(tmp_path / "x.gguf")
     parts = {"token_embd": "decoder.embed.tokens", "output": "head"}
@@ -208,8 +210,8 @@ def test_rows_that_are_no_multiple_of_256_become_shorter_blocks_and_it_is_said(
     width: int, wanted: set[str], tmp_path: Path
 ) -> None:
     told: list[str] = []
-    write_gguf(llama(width, 1, 1, 1, hidden=width, vocab=20).build(seed=1), tmp_path / "x.gguf", kind="q2_k",
-               note=told.append)  # fmt: skip
+    model = llama(width, 1, 1, 1, hidden=width, vocab=20).build(seed=1)
+    write_gguf(model, tmp_path / "x.gguf", kind="q2_k", config=LENGTH, note=told.append)
     assert {stored for stored, _ in _read(tmp_path / "x.gguf").values()} - {"F32"} == wanted
     assert len(told) == (0 if width == 256 else len(wanted))
     assert all("as their rows are no multiple of 256" in line for line in told)

@@ -1,4 +1,4 @@
-"""k-quants: the gguf package reads what we write, as close to the values as llama.cpp's own quantiser gets or closer."""
+"""k-quants: the gguf package reads what we write, as close to the values as llama.cpp's own quantiser gets."""
 
 import numpy as np
 import pytest

@@ -5,15 +5,20 @@ from typing import Any
 
 import gguf
 import pytest
+import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
+from torch import Tensor
 from transformers import LlamaConfig, MixtralConfig, Qwen2Config, T5Config, T5ForConditionalGeneration
 
 import sublayer
 from sublayer.recipes import llama
+from sublayer.text import load_tokenizer
+from sublayer.weights import export
 from sublayer.weights.gguf.mixtures import MIXTURES, types_of
 from sublayer.weights.gguf.write import write_gguf
-from tests.assets.gguf_files import gemma3
+from tests.assets.gguf_files import gemma3, smollm2
 from tests.assets.llama_library import quantise_file
+from tests.llama_cpp import LlamaCpp
 from tests.oracle import oracle, saved
 from tests.weights.test_gguf import CASES
 from tests.weights.test_gguf_write import TOKENS
@@ -80,3 +85,34 @@ def test_a_shipped_file_has_the_types_that_are_chosen() -> None:
     fallback = {"Q4_K": {"Q4_K", "Q5_0"}, "Q6_K": {"Q6_K", "Q8_0"}}
     for name, kind in types_of("q4_k_m", widths, said).items():
         assert kinds[name] in fallback[kind], name
+
+
+@pytest.mark.assets
+@pytest.mark.filterwarnings("ignore:.*are dequantised")
+def test_a_published_model_in_a_mixture_predicts_as_well_as_llama_cpps_file_does(tmp_path: Path) -> None:
+    """SmolLM2-135M, dequantised from its Q4_1: the F32 file's predictions of this LICENSE, by ours, against those of
+    two files of Q4_K_M, ours and llama.cpp's own. 576 wide, only its ffn_down are in k-quants. llama.cpp runs ours."""
+    f32, ours, theirs = (tmp_path / f"{name}.gguf" for name in ("f32", "ours", "theirs"))
+    export(smollm2(), f32, to="gguf", dtype=torch.float32)
+    export(smollm2(), ours, to="gguf", dtype=torch.float32, quantize="q4_k_m")
+    quantise_file(f32, theirs, LlamaFileType.MOSTLY_Q4_K_M)
+    tokenizer = load_tokenizer(f32)
+    text = Path(__file__).parents[2].joinpath("LICENSE").read_text(encoding="utf-8")
+    ids = torch.tensor([tokenizer.encode(text, framed=True)[:512]])
+
+    def predictions(path: Path) -> Tensor:
+        with torch.no_grad():
+            return sublayer.load(path)(ids)[0].log_softmax(-1)
+
+    wanted = predictions(f32)
+    divergences, agreements = [], []
+    for path in (ours, theirs):
+        found = predictions(path)
+        divergences.append(float((wanted.exp() * (wanted - found)).sum(-1).mean()))
+        agreements.append(float((wanted.argmax(-1) == found.argmax(-1)).float().mean()))
+        print(f"\n{path.name}: mean KL {divergences[-1]:.4f}, top-1 {agreements[-1]:.1%}")
+    assert divergences[0] < 1.1 * divergences[1]
+    assert divergences[0] < 0.1
+    assert agreements[0] > agreements[1] - 0.02
+    asked = tokenizer.encode("The capital of France is", framed=True)
+    assert tokenizer.decode(LlamaCpp(ours).greedy(asked, 2)) == " Paris."

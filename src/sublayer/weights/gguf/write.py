@@ -155,9 +155,7 @@ class _Theirs:
         return row.change.into([self.read(name) for name in row.their_names])[i]
 
 
-def _plan(
-    table: Architecture, config: Config, computed: Mapping[str, Tensor], theirs: _Theirs
-) -> dict[str, Planned]:
+def _plan(table: Architecture, config: Config, computed: Mapping[str, Tensor], theirs: _Theirs) -> dict[str, Planned]:
     """Every tensor, as F32."""
     found = {name: Planned(tuple(tensor.shape), "F32", tensor.clone) for name, tensor in computed.items()}
     left = set(theirs.names)
