@@ -34,7 +34,10 @@ def _library() -> Any:
     library.llama_model_quantize_default_params.restype = _Options
     library.llama_model_quantize.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(_Options)]
     library.llama_model_quantize.restype = ctypes.c_uint32
-    quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, data: None)
-    library.llama_log_set(quiet, None)
-    library.quiet = quiet  # or it would be collected
+    library.llama_log_set(_quiet, None)
     return library
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+def _quiet(level: int, text: bytes, data: object) -> None:
+    """In place of the program's log."""
