@@ -39,6 +39,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3NextConfig,
+    SmolLM3Config,
 )
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as MODELS
@@ -99,6 +100,8 @@ SMALL: dict[type, dict[str, Any]] = {
                   "num_attention_heads": 4, "num_key_value_heads": 2},
     Phi3Config: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
                  "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": None, "eos_token_id": 0},
+    SmolLM3Config: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 5,
+                    "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": None},
     Olmo2Config: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
                   "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": None, "eos_token_id": 0},
     Qwen3Config: {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,

@@ -106,6 +106,12 @@ PUBLISHED: dict[str, tuple[int, Config]] = {
         "hidden_size": 2048, "intermediate_size": 5504, "max_position_embeddings": 16384, "num_attention_heads": 16,
         "num_hidden_layers": 24, "num_key_value_heads": 16, "rms_norm_eps": 1e-6, "rope_theta": 100000,
         "rope_scaling": {"factor": 4.0, "type": "linear"}, "tie_word_embeddings": False, "vocab_size": 32256}),
+    "HuggingFaceTB/SmolLM3-3B": (3075098624, LLAMA | named(
+        "SmolLM3ForCausalLM", "smollm3", attention_bias=False, attention_dropout=0.0, hidden_size=2048,
+        intermediate_size=11008, layer_types=["full_attention"] * 36, max_position_embeddings=65536, mlp_bias=False,
+        max_window_layers=28, no_rope_layer_interval=4, no_rope_layers=[1, 1, 1, 0] * 9, num_attention_heads=16,
+        num_hidden_layers=36, num_key_value_heads=4, pretraining_tp=2, rms_norm_eps=1e-6, rope_scaling=None,
+        rope_theta=5000000.0, sliding_window=None, use_sliding_window=False, vocab_size=128256)),
     "mistralai/Mistral-7B-v0.1": (7241732096, MISTRAL | {
         "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768, "num_hidden_layers": 32,
         "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False}),
@@ -246,6 +252,5 @@ def small(config: Config) -> Config:
         "num_hidden_layers": 6, "max_window_layers": 6, "vocab_size": 97,
     }  # fmt: skip
     changed = {key: size for key, size in sizes.items() if config.get(key) is not None}
-    if "layer_types" in config:
-        changed["layer_types"] = config["layer_types"][:6]
+    changed |= {key: config[key][:6] for key in ("layer_types", "no_rope_layers") if key in config}
     return config | changed | dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)

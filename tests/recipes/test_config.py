@@ -42,6 +42,7 @@ CONFIGS = {
     "phi3": PHI3,
     "qwen2": config("Qwen2", use_sliding_window=True),
     "qwen3": config("Qwen3", use_sliding_window=True, head_dim=8),
+    "smollm3": config("SmolLM3"),
 }
 KEYS = (
     "architectures model_type head_dim rope_theta rope_scaling rope_parameters partial_rotary_factor sliding_window "
@@ -49,7 +50,8 @@ KEYS = (
     "mlp_bias tie_word_embeddings max_position_embeddings n_inner layer_norm_epsilon resid_pdrop pruned_heads unknown "
     "rotary_pct rotary_emb_base use_parallel_residual query_pre_attn_scalar rope_local_base_freq "
     "sliding_window_pattern per_layer_config num_kv_shared_layers attention_k_eq_v "
-    "hidden_size_per_layer_input global_head_dim topk_method norm_topk_prob rope_interleave moe_layer_freq"
+    "hidden_size_per_layer_input global_head_dim topk_method norm_topk_prob rope_interleave moe_layer_freq "
+    "no_rope_layers"
 )
 VALUES = [
     None, True, False, 0, -1, 3, 1.5, 1 << 70, float("nan"), float("inf"), "", "silu", [], [1], ["a"], {}, {"a": 1},

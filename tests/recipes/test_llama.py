@@ -1,10 +1,10 @@
-"""Llama, Mistral, Qwen2 and Qwen3 against transformers."""
+"""Llama, Mistral, Qwen2, Qwen3 and SmolLM3 against transformers."""
 
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, SmolLM3Config
 
 import sublayer
 from sublayer.errors import SpecError
@@ -131,6 +131,21 @@ def test_qwen3_norms_of_queries_and_keys_equal_theirs(changes: dict, tmp_path) -
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"no_rope_layer_interval": 2, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
+        {"no_rope_layers": [0, 1, 1, 0, 1], "rope_parameters": ROPES["yarn"], "max_position_embeddings": 64},
+        {"use_sliding_window": True, "sliding_window": 3},
+    ],
+    ids=str,
+)
+def test_smollm3_layers_without_positions_equal_theirs(changes: dict, tmp_path) -> None:
+    ours = check_parity(oracle(SmolLM3Config, **changes), tmp_path, IDS)
+    assert None in [block.sublayers[0].op.position for block in ours.spec.find("decoder.blocks")]
+
+
+@pytest.mark.parametrize(
     ("family", "changes"),
     [
         (LlamaConfig, {}),
@@ -138,6 +153,7 @@ def test_qwen3_norms_of_queries_and_keys_equal_theirs(changes: dict, tmp_path) -
         (MistralConfig, {"sliding_window": 20}),
         (Qwen2Config, {}),
         (Qwen3Config, {}),
+        (SmolLM3Config, {}),
     ],
 )
 def test_padded_and_packed_rows_equal_theirs(family: type, changes: dict, tmp_path) -> None:
@@ -166,13 +182,15 @@ def test_a_window_counts_inside_its_document(tmp_path) -> None:
         (Qwen2Config, {"tie_word_embeddings": True}),
         (Qwen3Config, {"attention_bias": True}),
         (Qwen3Config, {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}),
+        (SmolLM3Config, {}),
+        (SmolLM3Config, {"no_rope_layers": [0, 1, 1, 0, 1], "use_sliding_window": True, "sliding_window": 3}),
     ],
 )  # fmt: skip
 def test_export_is_exact_and_read_by_transformers(family: type, changes: dict, tmp_path) -> None:
     check_export(family, tmp_path, **changes)
 
 
-@pytest.mark.parametrize("family", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])
+@pytest.mark.parametrize("family", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, SmolLM3Config])
 def test_base_class_gives_their_hidden_vectors(family: type, tmp_path) -> None:
     check_base(family, tmp_path, IDS)
 
@@ -204,6 +222,10 @@ def test_base_class_gives_their_hidden_vectors(family: type, tmp_path) -> None:
         ("Qwen2", "mlp_bias", True),
         ("Qwen3", "layer_types", ["full_attention"]),
         ("Qwen3", "mlp_bias", True),
+        ("SmolLM3", "no_rope_layers", [1]),
+        ("SmolLM3", "no_rope_layers", [1, 2]),
+        ("SmolLM3", "no_rope_layers", 4),
+        ("SmolLM3", "no_rope_layer_interval", 0),
         ("Llama", "num_key_value_heads", 3),
         ("Llama", "num_attention_heads", 0),
         ("Llama", "num_attention_heads", 1 << 400),

@@ -25,6 +25,7 @@ def test_a_published_file_gives_a_model_of_the_published_size(name: str) -> None
     [
         "meta-llama/Llama-3.2-1B",
         "deepseek-ai/deepseek-coder-1.3b-instruct",
+        "HuggingFaceTB/SmolLM3-3B",
         "mistralai/Mistral-7B-v0.1",
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
         "Qwen/Qwen3-Coder-30B-A3B-Instruct",

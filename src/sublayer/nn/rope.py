@@ -197,9 +197,10 @@ def rope_from_hf(config: Mapping[str, Any], head_size: int, *, pairing: Pairing 
         raise SpecError(f"{where}.{unknown}: not a key of rope_type {kind!r}{nearest(unknown, keys)}")
     if scaling is None:
         return Rope(theta, size, pairing)
-    long = next((key for key, value in given.items() if isinstance(value, list) and len(value) > MAX_PAIRS), None)
-    if long is not None:
-        raise SpecError(f"{where}.{long}: {len(given[long])} numbers, and no head has more than {MAX_PAIRS} pairs")
+    lengths = {key: len(cast("list[object]", value)) for key, value in given.items() if isinstance(value, list)}
+    for key, length in lengths.items():
+        if length > MAX_PAIRS:
+            raise SpecError(f"{where}.{key}: {length} numbers, and no head has more than {MAX_PAIRS} pairs")
 
     longest = config.get("max_position_embeddings")
     fields = {keys[key]: value for key, value in given.items()}
