@@ -428,6 +428,7 @@ def latent(tensors: Tensors, config: Config) -> Tensors:
 MODELS: dict[str, tuple[str, Callable[[gguf.GGUFWriter, Config], None], Callable[[Tensors, Config], Tensors]]] = {
     "LlamaForCausalLM": ("LLAMA", llama, turned),
     "MistralForCausalLM": ("LLAMA", llama, turned),
+    "SmolLM3ForCausalLM": ("SMOLLM3", llama, turned),
     "MixtralForCausalLM": ("LLAMA", llama, mixtral),
     "Qwen2ForCausalLM": ("QWEN2", qwen, plain),
     "Qwen3ForCausalLM": ("QWEN3", qwen, plain),

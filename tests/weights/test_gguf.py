@@ -26,6 +26,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SmolLM3Config,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -57,6 +58,7 @@ CASES: dict[str, tuple[type, dict[str, Any]]] = {
     "llama, tied": (LlamaConfig, {"tie_word_embeddings": True}),
     "llama 3": (LlamaConfig, {"rope_parameters": LLAMA3, "hidden_size": 64, "num_attention_heads": 2}),
     "llama, linear": (LlamaConfig, {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "smollm3": (SmolLM3Config, {}),
     "mixtral": (MixtralConfig, {}),
     "qwen2": (Qwen2Config, {}),
     "qwen2, yarn": (Qwen2Config, {"rope_parameters": YARN}),

@@ -1,5 +1,5 @@
-"""Decoders that are named as Llama is: llama (Llama, Mistral, SmolLM; Mixtral under the same name), qwen2, qwen3,
-qwen3moe, olmo2, phi3."""
+"""Decoders that are named as Llama is: llama (Llama, Mistral, SmolLM; Mixtral under the same name), smollm3, qwen2,
+qwen3, qwen3moe, olmo2, phi3."""
 
 from __future__ import annotations
 
@@ -117,6 +117,28 @@ LLAMA = Architecture(
     when=lambda source: not source.values.get("expert_count"),
     irrelevant=frozenset({"expert_count", "expert_used_count"}),
     ignored=("blk.{}.attn_rot_embd.weight",),
+)  # fmt: skip
+
+
+def _unrotated(every: int = 4) -> Entry:
+    """Every fourth layer knows no positions, of which GGUF says nothing."""
+
+    def rotated(layers: int) -> list[int]:
+        return [int((layer + 1) % every != 0) for layer in range(layers)]
+
+    def write(config: Config) -> dict[str, Any]:
+        if config["no_rope_layers"] != rotated(len(config["no_rope_layers"])):
+            raise SpecError(f"GGUF cannot say no_rope_layers of this architecture but every {every}th")
+        return {}
+
+    return Entry(lambda source: {"no_rope_layers": rotated(source.layers())}, write)
+
+
+SMOLLM3 = Architecture(
+    "smollm3", "SmolLM3ForCausalLM", "smollm3",
+    (*SIZES, heads(), HIDDEN, RMS, rope(), SILU, _unrotated(), _windowless(),
+     present("blk.0.attn_q.bias", "attention_bias"), present("blk.0.ffn_gate.bias", "mlp_bias")),
+    lambda config: _turned(config, decoder(*ATTENTION, *FFN_NORM, *FEED_FORWARD)),
 )  # fmt: skip
 
 MIXTRAL_NAMES = (("w1", "gate"), ("w3", "up"), ("w2", "down"))
