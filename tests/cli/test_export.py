@@ -8,7 +8,6 @@ import pytest
 import sublayer
 from sublayer.cli import export as module
 from sublayer.cli import main as cli
-from sublayer.cli import progress
 from sublayer.text import Bytes, Characters
 from tests.tiny import tiny
 
@@ -73,18 +72,3 @@ def test_a_tokenizer_that_the_format_has_not_is_one_line(model: str, capsys) -> 
 )
 def test_sizes_are_read_as_they_are_usually_written(text: str, size: int) -> None:
     assert module._bytes(text) == size
-
-
-def test_progress_is_told_with_rate_and_time_left_after_two_seconds(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    now = 0.0
-    monkeypatch.setattr(progress, "AFTER", 2.0)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    tell = module._telling(progress.Line())
-    for now in (0.5, 1.9, 2.5, 3.0, 13.0, 20.0):
-        tell("writing", round(now * 10**7), 2 * 10**8)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == [
-        "writing: 25.0 MB of 200.0 MB, 10.0 MB/s, 0:18 left",
-        "writing: 130.0 MB of 200.0 MB, 10.0 MB/s, 0:07 left",
-        "writing: 200.0 MB of 200.0 MB, 10.0 MB/s, done in 0:20",
-    ]

@@ -41,9 +41,9 @@ def translating(now: Now) -> None:
 def test_elsewhere_it_is_a_line_now_and_then(now: Now, capsys: pytest.CaptureFixture[str]) -> None:
     translating(now)
     assert capsys.readouterr().err == (
-        "translating: 10 of 40, 2.5 a second, 0:12 left\n"
-        "translating: 30 of 40, 2.0 a second, 0:05 left\n"
-        "translating: 40 of 40, 2.0 a second, done in 0:20\n"
+        "translating: 10 of 40, 2.5/s, 0:12 left\n"
+        "translating: 30 of 40, 2.0/s, 0:05 left\n"
+        "translating: 40 of 40, 2.0/s, done in 0:20\n"
     )
 
 
@@ -60,10 +60,10 @@ def test_in_a_terminal_it_is_one_line_that_fits(
     in_a_terminal(monkeypatch)
     translating(now)
     assert capsys.readouterr().err == (
-        "\rtranslating: 10 of 40, 2.5 a "
-        "\rtranslating: 12 of 40, 2.4 a "
-        "\rtranslating: 30 of 40, 2.0 a "
-        "\rtranslating: 40 of 40, 2.0 a \n"
+        "\rtranslating: 10 of 40, 2.5/s,"
+        "\rtranslating: 12 of 40, 2.4/s,"
+        "\rtranslating: 30 of 40, 2.0/s,"
+        "\rtranslating: 40 of 40, 2.0/s,\n"
     )
 
 
@@ -80,7 +80,27 @@ def test_a_job_that_breaks_off_leaves_no_half_line(
 
     with pytest.raises(KeyboardInterrupt):
         job()
-    assert capsys.readouterr().err == f"\ra: 1 of 5, 0.2 a second, 0:20\r{29 * ' '}\r"
+    assert capsys.readouterr().err == f"\ra: 1 of 5, 0.2/s, 0:20 left\r{27 * ' '}\r"
+
+
+def test_stages_are_told_one_by_one(now: Now, capsys: pytest.CaptureFixture[str]) -> None:
+    line = progress.Line()
+    told = (
+        ("read", 1.0, 5),
+        ("read", 4.0, 20),
+        ("read", 4.5, 20),
+        ("write", 5.0, 0),
+        ("write", 15.0, 10),
+        ("write", 16.0, 40),
+    )
+    for what, seconds, done in told:
+        now.seconds = seconds
+        line.stage(what, done, 20 if what == "read" else 40, lambda count: f"{count:.1f} MB")
+    assert capsys.readouterr().err == (
+        "read: 20.0 MB of 20.0 MB, 5.0 MB/s, done in 0:04\n"
+        "write: 10.0 MB of 40.0 MB, 1.0 MB/s, 0:30 left\n"
+        "write: 40.0 MB of 40.0 MB, 3.6 MB/s, done in 0:11\n"
+    )
 
 
 def test_prompts_are_counted_with_their_tokens(now: Now, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from sublayer.cli import main as cli
+from sublayer.cli import progress
 from sublayer.recipes import llama
 from sublayer.text import BytePairs, Characters, Words, load_tokenizer
 from sublayer.weights import save
@@ -256,3 +257,11 @@ def test_an_interruption_leaves_nothing_behind(run, trained, monkeypatch: pytest
     assert run("train", "code", "--out", "t", "--overwrite")[0] == 130
     assert not Path("o").exists()
     assert Path("t/tokenizer.json").read_bytes() == before
+
+
+def test_long_jobs_tell_how_far_they_have_come(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "AFTER", 0.0)
+    told = run("train", "code", "--vocab", "280", "--out", "t").err
+    assert "reading text: 0.1 kB of 0.1 kB, " in told
+    assert "merging pairs: " in told
+    assert "encoding: 0.1 kB of 0.1 kB, " in run("audit", "bytes", "t", "--on", "code").err

@@ -1,13 +1,12 @@
 """`sublayer export`: a model for transformers or for llama.cpp."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from .progress import Line, left
+from .progress import Line
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 
@@ -36,19 +35,19 @@ def command(
 
     from ..weights.exports import export
 
-    line = Line()
+    with Line() as line:
 
-    def note(told: str) -> None:
-        line.clear()
-        typer.echo(told, err=True)
+        def progress(what: str, done: int, total: int) -> None:
+            line.stage(what, done, total, _size)
 
-    try:
+        def note(told: str) -> None:
+            line.clear()
+            typer.echo(told, err=True)
+
         files = export(
             model, out, to=to, quantize=quantize, dtype=getattr(torch, dtype) if dtype else None, shard_size=shard,
-            force=force, progress=_telling(line), note=note,
+            force=force, progress=progress, note=note,
         )  # fmt: skip
-    finally:
-        line.clear()
     typer.echo(f"{out}  {_size(sum(file.stat().st_size for file in files))}")
     if files != [out]:
         wide = max(len(file.name) for file in files)
@@ -78,20 +77,3 @@ def _size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.2f} GB"
-
-
-def _telling(line: Line) -> Callable[[str, int, int], None]:
-    """A `progress(what, bytes done, of all)` that tells the rate and the time left."""
-    begun: dict[str, float] = {}
-
-    def tell(what: str, done: int, total: int) -> None:
-        begin = begun.setdefault(what, line.seconds if begun else 0.0)
-
-        def told() -> str:
-            seconds = line.seconds - begin
-            rate = f", {_size(done / seconds)}/s" if seconds > 0 else ""
-            return f"{what}: {_size(done)} of {_size(total)}{rate}, {left(seconds, done / total)}"
-
-        line.show(told, ended=done == total)
-
-    return tell

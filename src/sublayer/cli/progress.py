@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Self
 
 import typer
 
@@ -15,19 +16,49 @@ AFTER, TERMINAL, ELSEWHERE = 2.0, 0.2, 10.0
 """Seconds: before the first word, and between two."""
 
 
+def number(count: float) -> str:
+    return f"{count:,}" if isinstance(count, int) else f"{count:,.1f}"
+
+
 class Line:
-    """One line that changes in a terminal; elsewhere a line now and then."""
+    """One line that changes in a terminal; elsewhere a line now and then. `with` takes it away at the end."""
 
     def __init__(self) -> None:
         self._begin = time.monotonic()
+        self._begun: dict[str, float] = {}  # stage → second
+        self._ended: set[str] = set()
         self._next = AFTER
         self._terminal = sys.stderr.isatty()
         self._drawn = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
 
     @property
     def seconds(self) -> float:
         """Since the beginning."""
         return time.monotonic() - self._begin
+
+    def stage(
+        self, what: str, done: int, total: int, spell: Callable[[float], str] = number, share: float | None = None
+    ) -> None:
+        """Tells what is done of a stage, its rate and the time left; spell: an amount in words; share: of the work."""
+        if what in self._ended:
+            return
+        begin = self._begun.setdefault(what, self.seconds if self._begun else 0.0)
+        part = share if share is not None else done / total if total else 1.0
+
+        def told() -> str:
+            seconds = self.seconds - begin
+            rate = f", {spell(done / seconds)}/s" if seconds > 0 else ""
+            return f"{what}: {spell(done)} of {spell(total)}{rate}, {left(seconds, part)}"
+
+        if part >= 1:
+            self._ended.add(what)
+        self.show(told, ended=part >= 1)
 
     def show(self, told: Callable[[], str], *, ended: bool = False) -> None:
         """Shows what is told if it is time to, or if a job that was long enough to be told of has ended."""
@@ -52,20 +83,9 @@ class Line:
 
 @contextmanager
 def telling(what: str) -> Iterator[Callable[[int, int, float], None]]:
-    """A `progress(done, total, share of the work)` that tells what is done, its rate and the time left."""
-    line = Line()
-
-    def tell(done: int, total: int, share: float) -> None:
-        def told() -> str:
-            end = left(line.seconds, share)
-            return f"{what}: {done:,} of {total:,}, {done / line.seconds:.1f} a second, {end}"
-
-        line.show(told, ended=share >= 1)
-
-    try:
-        yield tell
-    finally:
-        line.clear()
+    """A `progress(done, total, share of the work)` of a job of one stage."""
+    with Line() as line:
+        yield lambda done, total, share: line.stage(what, done, total, share=share)
 
 
 class Progress:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,6 +14,7 @@ import typer
 
 from ..errors import InputError, UsageError
 from .main import HELP
+from .progress import Line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,8 +34,6 @@ Bad = Annotated[BadBytes, typer.Option(help="Bytes that are no text: an error, U
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Source = Annotated[str, typer.Argument(metavar="TOKENIZER", help="A tokenizer's folder or file, or: bytes.")]
 
-MERGED = "merging pairs"
-READ = "reading text"
 SHOWN = 10  # rows of a table by kind of file
 
 app = typer.Typer(name="tokenizer", add_completion=False, context_settings=HELP, no_args_is_help=True)
@@ -68,13 +66,13 @@ def train(
         raise UsageError(f"--out {out}: there is a tokenizer.json already; choose another folder, or --overwrite")
     begun, seen, size = time.perf_counter(), Seen(), measure(paths).bytes
     texts = (document.text for document in documents(paths, field=field, bad_bytes=bad_bytes, seen=seen))
-    with _bar() as show:
+    with Line() as line:
 
         def progress(stage: str, done: int, total: int | None) -> None:
             if stage == "count":
-                show(READ, seen.bytes, size, "MB/s", 1e6)
+                line.stage("reading text", seen.bytes, size, _size)
             else:
-                show(MERGED, done, total or 1, "merges/s", 1)
+                line.stage("merging pairs", done, total or 1)
 
         if kind == "bpe":
             made: Tokenizer = train_bpe(texts, vocab, pattern=pattern, end=end or None, progress=progress)
@@ -153,8 +151,8 @@ def audit(
     paths = on or ["stdlib:"]
     seen, size = Seen(), measure(paths).bytes
     texts = ((each.text, each.source) for each in documents(paths, field=field, bad_bytes=bad_bytes, seen=seen))
-    with _bar() as show:
-        found = audit(made, texts, lambda done: show("encoding", seen.bytes, size, "MB/s", 1e6))
+    with Line() as line:
+        found = audit(made, texts, lambda done: line.stage("encoding", seen.bytes, size, _size))
     costs = _costs(found, spec, context)
     if as_json:
         typer.echo(json.dumps(_as_json(found, costs, model, context), ensure_ascii=False))
@@ -361,26 +359,3 @@ def _many(count: int, what: str) -> str:
 
 def _size(count: float) -> str:
     return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count / 1e3:,.1f} kB"
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[str, float, float, str, float], None]]:
-    """A bar on a terminal's stderr, with rate and time left: show(what, done, total, unit, units of it)."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = ("{task.description}", BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[rate]}"))
-    bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal)
-    tasks: dict[str, tuple[Any, float]] = {}
-
-    def show(what: str, done: float, total: float, unit: str, size: float) -> None:
-        now = time.perf_counter()
-        if what not in tasks:
-            tasks[what] = bar.add_task(what, total=total, rate=""), now
-        task, begun = tasks[what]
-        rate = done / size / (now - begun) if now > begun else 0
-        bar.update(task, completed=min(done, total), rate=f"{rate:,.0f} {unit}")
-
-    with bar:
-        yield show
