@@ -10,6 +10,8 @@ import sentencepiece
 from sublayer.errors import InputError
 from sublayer.text import BytePairs, load_tokenizer
 from sublayer.text.ggml import PATTERNS_OF
+from sublayer.text.ggml_write import ggml_metadata
+from sublayer.text.metadata import read_metadata
 from sublayer.text.sentence_piece import SentencePiece
 from tests.text import kinds
 from tests.text.strings import HARD
@@ -164,6 +166,35 @@ def test_sentence_piece(kind: str, tmp_path) -> None:
     tokenizer.save(tmp_path / "saved")
     again = load_tokenizer(tmp_path / "saved")
     assert all(again.encode(text, framed=True) == tokenizer.encode(text, framed=True) for text in HARD)
+
+
+@pytest.mark.parametrize("base", [byte_level, lambda: sentence_piece("bpe")], ids=["byte pairs", "pieces"])
+def test_the_marks_keep_their_names_on_every_way_out(base, tmp_path) -> None:
+    """Gemma's is <bos>, which a SentencePiece model has to say itself, for it takes <s> for it otherwise."""
+
+    def change(values: dict) -> None:
+        first = values["tokens"].index("<|endoftext|>" if values["model"] == "gpt2" else "<unk>")
+        names = ("<unk>", "<bos>", "<eos>")
+        values["tokens"][first : first + 3] = names
+        values |= {"bos_token_id": first + 1, "eos_token_id": first + 2, "padding_token_id": first + 2}
+        values |= {"unknown_token_id": first}
+
+    write(tmp_path / "model.gguf", change, base)
+    tokenizer = load_tokenizer(tmp_path)
+    assert isinstance(tokenizer, BytePairs | SentencePiece)
+    marks = {key: value for key, value in read_metadata(tmp_path / "model.gguf").items() if key.endswith("_token_id")}
+    written = ggml_metadata(tokenizer, tokenizer.size)
+    assert {key: value for key, value in written.items() if key.endswith("_token_id")} == marks
+
+    tokenizer.save(tmp_path / "saved")
+    config = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+    named = {name: config[f"{name}_token"] for name in ("bos", "eos", "unk", "pad")}
+    assert named == {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<eos>"}
+    again = load_tokenizer(tmp_path / "saved")
+    assert again.encode("cat", framed=True) == [marks["tokenizer.ggml.bos_token_id"], *tokenizer.encode("cat")]
+    if isinstance(tokenizer, SentencePiece):
+        theirs = sentencepiece.SentencePieceProcessor(str(tmp_path / "saved" / "tokenizer.model"))
+        assert (theirs.unk_id(), theirs.bos_id(), theirs.eos_id()) == (0, 1, 2)
 
 
 def test_the_space_before_a_text_is_the_files_choice_and_user_defined_pieces_are_text(tmp_path) -> None:

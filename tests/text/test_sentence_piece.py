@@ -59,6 +59,8 @@ def save(folder, **config) -> None:
         ({"tokenizer_class": "T5TokenizerFast"}, [], [2]),
         ({"tokenizer_class": "LlamaTokenizer", "add_bos_token": False, "add_eos_token": True}, [], [2]),
         ({"add_bos_token": True}, [1], []),
+        ({"add_bos_token": True, "bos_token": {"content": "<tool>"}}, [3], []),
+        ({"add_eos_token": True, "eos_token": "<tool>"}, [], [3]),
     ],
 )
 def test_the_frame_is_what_the_folder_says(config: dict, before: list[int], after: list[int], tmp_path) -> None:

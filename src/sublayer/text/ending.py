@@ -25,10 +25,9 @@ def read_eos(folder: Path, id_of: Callable[[str], int | None]) -> tuple[int, ...
                 raise InputError(f"{folder / name}: eos_token_id is a token id or a list of them, got {found!r}")
             return ids
     path, config = folder / "tokenizer_config.json", read_config(folder)
-    token = config.get("eos_token")
-    if token is None:
+    content = _content(config.get("eos_token"))
+    if content is None:
         return () if "eos_token" in config else None
-    content = token.get("content") if isinstance(token, dict) else token
     if not isinstance(content, str):
         raise InputError(f"{path}: eos_token is the text of a token, got {content!r}")
     eos = id_of(content)
@@ -55,6 +54,17 @@ def write_eos(
         _write_json(path, (read_json(path) if path.is_file() else {}) | {"eos_token_id": list(eos)})
 
 
+def marks(config: Mapping[str, Any], id_of: Callable[[str], int | None]) -> dict[str, int]:
+    """"bos_token", "eos_token", "unk_token", "pad_token" → id, of those that a tokenizer_config.json names."""
+    found: dict[str, int] = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        content = _content(config.get(name))
+        id = id_of(content) if isinstance(content, str) else None
+        if id is not None:
+            found[name] = id
+    return found
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json; empty if there is none."""
     path = folder / "tokenizer_config.json"
@@ -78,6 +88,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected a JSON object, found {type(data).__name__}")
     return data
+
+
+def _content(token: Any) -> Any:
+    """The text of a token, which may stand in an object with how it is matched."""
+    return token.get("content") if isinstance(token, dict) else token
 
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:

@@ -37,6 +37,9 @@ PATTERNS_OF = {
 NFC = ("qwen2", "deepseek-r1-qwen", "qwen35", "olmo")
 WHOLE_PIECES_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")
 BEGIN_BY_DEFAULT = (*WHOLE_PIECES_FIRST,)
+# What tokenizer_config.json calls the marks that GGUF names by id; the end of a text is told apart from these.
+MARKS = {"bos_token": "bos_token_id", "unk_token": "unknown_token_id", "pad_token": "padding_token_id"}
+PIECES = {"unk_token": 45, "bos_token": 46, "eos_token": 47, "pad_token": 48}  # fields of SentencePiece's trainer
 
 
 def load_gguf(path: Path) -> Tokenizer:
@@ -83,7 +86,7 @@ def _byte_pairs(metadata: Mapping[str, Any]) -> BytePairs:
         nfc=pre in NFC,
         ignore_merges=pre in WHOLE_PIECES_FIRST,
     )
-    return BytePairs(model, eos=_eos(metadata, tokens))
+    return BytePairs(model, eos=_eos(metadata, tokens), config=_named(metadata, tokens))
 
 
 def _sentence_piece(metadata: Mapping[str, Any]) -> SentencePiece:
@@ -95,12 +98,18 @@ def _sentence_piece(metadata: Mapping[str, Any]) -> SentencePiece:
     charsmap = metadata.get("precompiled_charsmap", [])
     if not isinstance(charsmap, list) or not all(isinstance(one, int) for one in charsmap):
         raise InputError("tokenizer.ggml.precompiled_charsmap: expected bytes")
+    named = _named(metadata, tokens) | {"eos_token": tokens[id] for id in _known(metadata, tokens, ["eos_token_id"])}
     proto = b"".join([
         *(
             _field(1, _field(1, _piece(token, kind)) + _field(2, score) + _field(3, kind))
             for token, score, kind in zip(tokens, scores, types, strict=True)
         ),
-        _field(2, _field(3, 2 if llama else 1) + _field(35, int(BYTE in types))),  # trainer: the model's type
+        _field(
+            2,  # trainer: the model's type, and what its marks are called
+            _field(3, 2 if llama else 1)
+            + _field(35, int(BYTE in types))
+            + b"".join(_field(PIECES[name], token.encode("utf-8")) for name, token in named.items()),
+        ),
         _field(
             3,  # normalizer
             _field(2, bytes(one & 0xFF for one in charsmap))
@@ -110,7 +119,7 @@ def _sentence_piece(metadata: Mapping[str, Any]) -> SentencePiece:
     ])  # fmt: skip
     before = _mark(metadata, tokens, "bos", default=llama)
     after = _mark(metadata, tokens, "eos", default=not llama)
-    return SentencePiece(proto, eos=_eos(metadata, tokens), frame=(before, after))
+    return SentencePiece(proto, eos=_eos(metadata, tokens), frame=(before, after), config=_named(metadata, tokens))
 
 
 def _words(metadata: Mapping[str, Any]) -> Pretrained:
@@ -123,7 +132,7 @@ def _words(metadata: Mapping[str, Any]) -> Pretrained:
         vocab[f"##{token}" if inner else token.removeprefix("▁") if kind == NORMAL else token] = id
     words = (token for token, kind in zip(tokens, types, strict=True) if kind == NORMAL and "[unused" not in token)
     model = word_pieces(vocab, {"do_lower_case": all(token == token.lower() for token in words)})
-    return Pretrained(model, eos=_eos(metadata, tokens), unknown=vocab["[UNK]"])
+    return Pretrained(model, eos=_eos(metadata, tokens), unknown=vocab["[UNK]"], config=_named(metadata, tokens))
 
 
 def _piece(token: str, kind: int) -> bytes:
@@ -156,6 +165,11 @@ def _merges(found: Any) -> list[Pair]:
 def _mark(metadata: Mapping[str, Any], tokens: list[str], name: str, default: bool) -> tuple[int, ...]:
     """The id that is put at a text's begin (bos) or end (eos), if one is."""
     return _known(metadata, tokens, [f"{name}_token_id"]) if metadata.get(f"add_{name}_token", default) else ()
+
+
+def _named(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, str]:
+    """The names of the marks, as in tokenizer_config.json."""
+    return {name: tokens[id] for name, key in MARKS.items() for id in _known(metadata, tokens, [key])}
 
 
 def _eos(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import tokenizers
 from ..errors import InputError
 from .byte_pairs import BytePairs
 from .cuts import steps
-from .ggml import BYTE, CONTROL, NFC, NORMAL, PATTERNS_OF, UNUSED, USER_DEFINED, WHOLE_PIECES_FIRST
+from .ggml import BYTE, CONTROL, MARKS, NFC, NORMAL, PATTERNS_OF, UNUSED, USER_DEFINED, WHOLE_PIECES_FIRST
 from .patterns import GPT2, PATTERNS
 from .portable import portable
 from .pretrained import Pretrained
@@ -38,9 +38,9 @@ def ggml_metadata(tokenizer: Tokenizer, size: int, note: Callable[[str], object]
         raise InputError(f"the tokenizer has {tokenizer.size} ids, more than the {size} rows of the model's embedding")
     same = portable(tokenizer)
     if isinstance(same, BytePairs):
-        found, marks = _byte_pairs(same), _marks(tokenizer)
+        found, marks = _byte_pairs(same), _marks(same)
     elif isinstance(same, SentencePiece):
-        found, marks = _sentence_piece(same), _marks(tokenizer)
+        found, marks = _sentence_piece(same), _marks(same)
     elif same.to_json()["model"]["type"] == "WordPiece":
         found, marks = _words(same), _frame_of_words(same)
     else:
@@ -251,8 +251,8 @@ def _frame_of_words(tokenizer: Pretrained) -> dict[str, Any]:
 # --- what begins and ends a text ---
 
 
-def _marks(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What begins and ends a text."""
+def _marks(tokenizer: BytePairs | SentencePiece) -> dict[str, Any]:
+    """What begins and ends a text, and what else has a name of its own."""
     before, after = frame(tokenizer)
     if len(before) > 1 or len(after) > 1:
         raise InputError("GGUF frames a text by one token on a side, and this tokenizer by several")
@@ -261,5 +261,6 @@ def _marks(tokenizer: Tokenizer) -> dict[str, Any]:
     ends = dict(zip(("eos_token_id", "eot_token_id", "eom_token_id"), tokenizer.eos, strict=False))
     if after and after != [tokenizer.eos[0]]:
         raise InputError("GGUF ends a framed text with the token that ends texts, and this tokenizer with another")
+    named = {key: tokenizer.marks[name] for name, key in MARKS.items() if name in tokenizer.marks}
     begins = {"bos_token_id": before[0]} if before else {}
-    return ends | begins | {"add_bos_token": bool(before), "add_eos_token": bool(after)}
+    return named | ends | begins | {"add_bos_token": bool(before), "add_eos_token": bool(after)}

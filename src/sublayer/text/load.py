@@ -11,7 +11,7 @@ from ..gguf_header import models_in
 from .byte_pairs import BytePairs
 from .bytes import Bytes
 from .counted import Characters, Words
-from .ending import read_bytes, read_config, read_eos, read_json
+from .ending import marks, read_bytes, read_config, read_eos, read_json
 from .ggml import load_gguf
 from .metadata import read_metadata
 from .pretrained import Pretrained
@@ -120,7 +120,12 @@ def _load_sentence_piece(path: Path) -> SentencePiece:
         raise InputError(f"{path}: {error}") from None
     eos = read_eos(path.parent, model.id_of)
     begins, ends = config.get("add_bos_token", name in BEGINS), config.get("add_eos_token", name in ENDS)
-    frame: Frame = (model.bos if begins else (), model.eos[:1] if ends else ())
+    named = marks(config, model.id_of)
+    begin, end = (
+        (named[name],) if name in named else own[:1]
+        for name, own in (("bos_token", model.bos), ("eos_token", model.eos))
+    )
+    frame: Frame = (begin if begins else (), end if ends else ())
     return SentencePiece(read_bytes(path), eos=eos, frame=frame, config=config)
 
 

@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..files import replacing
 from .bulk import to_bytes
 from .difference import DifferenceStream, streamed
-from .ending import write_eos
+from .ending import marks, write_eos
 from .tokenizer import Ids, Names, Policy, check_id, check_policy, utf8
 
 MAX_SIZE = 1 << 24  # ids, for each of which something is kept; the largest vocabularies have a million
@@ -119,6 +119,11 @@ class Pretrained:
             path.write_text(self._model.to_str(pretty=True), encoding="utf-8")
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._config}
         write_eos(folder, self.eos, self._model.id_to_token, self._model.token_to_id, config)
+
+    @property
+    def marks(self) -> dict[str, int]:
+        """The ids of bos_token, pad_token and so on, as far as tokenizer_config.json names them."""
+        return marks(self._config, self._model.token_to_id)
 
     def name_of(self, token: int) -> str | None:
         """How a token is called, special or not."""

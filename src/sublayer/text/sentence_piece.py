@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import InputError
 from ..files import replacing
 from .difference import DifferenceStream
-from .ending import write_eos
+from .ending import marks, write_eos
 from .tokenizer import Ids, Names, Policy, check_id, check_policy, utf8
 
 Frame = tuple[tuple[int, ...], tuple[int, ...]]
@@ -87,6 +87,11 @@ class SentencePiece:
     def to_bytes(self) -> bytes:
         """What its tokenizer.model holds."""
         return self._model.serialized_model_proto()
+
+    @property
+    def marks(self) -> dict[str, int]:
+        """The ids of bos_token, pad_token and so on, as far as tokenizer_config.json names them."""
+        return marks(self._config, self.id_of)
 
     def name_of(self, token: int) -> str | None:
         """How a token is called, special or not."""

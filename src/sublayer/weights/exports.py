@@ -176,10 +176,12 @@ def _write_tokenizer(tokenizer: Tokenizer, source: Path, folder: Path, spec: Mod
     same = portable(tokenizer)
     same.save(folder)
     before, _ = frame(tokenizer)
-    bos = before[0] if len(before) == 1 else None
+    bos = before[0] if len(before) == 1 else same.marks.get("bos_token")
     eos = list(tokenizer.eos)
     ends: Any = eos if len(eos) > 1 else eos[0] if eos else None
     ids = {"bos_token_id": bos, "eos_token_id": ends}
+    if "pad_token" in same.marks:
+        ids["pad_token_id"] = same.marks["pad_token"]
     if bos is not None:
         path = folder / "tokenizer_config.json"
         named = same.name_of(bos)
