@@ -73,7 +73,9 @@ class LlamaCpp:
     def _post(self, route: str, request: dict) -> dict:
         with _quiet():
             self._line.request("POST", f"/{route}", json.dumps(request), {"Content-Type": "application/json"})
-            return json.load(self._line.getresponse())
+            answer = json.load(self._line.getresponse())
+            self._line.close()  # it would hang up while we compute for longer than it waits; the next request opens it
+            return answer
 
     def _complete(self, ids: Sequence[int], tokens: int, alternatives: int) -> list[dict]:
         request = {"prompt": list(ids), "max_tokens": tokens, "temperature": 0, "n_probs": alternatives,

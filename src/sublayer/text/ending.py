@@ -55,7 +55,7 @@ def write_eos(
 
 
 def marks(config: Mapping[str, Any], id_of: Callable[[str], int | None]) -> dict[str, int]:
-    """"bos_token", "eos_token", "unk_token", "pad_token" → id, of those that a tokenizer_config.json names."""
+    """ "bos_token", "eos_token", "unk_token", "pad_token" → id, of those that a tokenizer_config.json names."""
     found: dict[str, int] = {}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
         content = _content(config.get(name))

@@ -37,8 +37,11 @@ PATTERNS_OF = {
 NFC = ("qwen2", "deepseek-r1-qwen", "qwen35", "olmo")
 WHOLE_PIECES_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")
 BEGIN_BY_DEFAULT = (*WHOLE_PIECES_FIRST,)
-# What tokenizer_config.json calls the marks that GGUF names by id; the end of a text is told apart from these.
-MARKS = {"bos_token": "bos_token_id", "unk_token": "unknown_token_id", "pad_token": "padding_token_id"}
+# What tokenizer_config.json calls the marks that GGUF names by id.
+MARKS = {
+    "bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}  # fmt: skip
 PIECES = {"unk_token": 45, "bos_token": 46, "eos_token": 47, "pad_token": 48}  # fields of SentencePiece's trainer
 
 
@@ -98,7 +101,7 @@ def _sentence_piece(metadata: Mapping[str, Any]) -> SentencePiece:
     charsmap = metadata.get("precompiled_charsmap", [])
     if not isinstance(charsmap, list) or not all(isinstance(one, int) for one in charsmap):
         raise InputError("tokenizer.ggml.precompiled_charsmap: expected bytes")
-    named = _named(metadata, tokens) | {"eos_token": tokens[id] for id in _known(metadata, tokens, ["eos_token_id"])}
+    config = _named(metadata, tokens)
     proto = b"".join([
         *(
             _field(1, _field(1, _piece(token, kind)) + _field(2, score) + _field(3, kind))
@@ -108,7 +111,7 @@ def _sentence_piece(metadata: Mapping[str, Any]) -> SentencePiece:
             2,  # trainer: the model's type, and what its marks are called
             _field(3, 2 if llama else 1)
             + _field(35, int(BYTE in types))
-            + b"".join(_field(PIECES[name], token.encode("utf-8")) for name, token in named.items()),
+            + b"".join(_field(PIECES[name], token.encode("utf-8")) for name, token in config.items()),
         ),
         _field(
             3,  # normalizer
@@ -119,7 +122,7 @@ def _sentence_piece(metadata: Mapping[str, Any]) -> SentencePiece:
     ])  # fmt: skip
     before = _mark(metadata, tokens, "bos", default=llama)
     after = _mark(metadata, tokens, "eos", default=not llama)
-    return SentencePiece(proto, eos=_eos(metadata, tokens), frame=(before, after), config=_named(metadata, tokens))
+    return SentencePiece(proto, eos=_eos(metadata, tokens), frame=(before, after), config=config)
 
 
 def _words(metadata: Mapping[str, Any]) -> Pretrained:
