@@ -252,4 +252,4 @@ def test_reach_is_from_the_first_to_the_last_key_that_any_row_sees() -> None:
     layout = Layout(q_pos, k_pos, torch.ones(2, 1, dtype=torch.long), held)
     assert Mask(causal=True, window=3, layout=layout).reach(1, 12, "cpu") == slice(5, 10)
     assert Mask(causal=True, layout=layout).reach(1, 12, "cpu") == slice(0, 10)
-    assert Mask(causal=True).reach(1, 12, "cpu") == slice(0, 12)
+    assert Mask(causal=True).reach(1, 12, "cpu") is None

@@ -96,6 +96,13 @@ def test_every_key_is_used_irrelevant_or_refused() -> None:
     values.done("b")
 
 
+def test_a_key_of_which_no_value_is_modelled_names_none() -> None:
+    with pytest.raises(SpecError, match="toy: clip=1 is not modelled$"):
+        Config({"model_type": "toy", "clip": 1}).fix("clip")
+    with pytest.raises(SpecError, match=r"toy: clip=1 is not modelled \(only 2, 3\)$"):
+        Config({"model_type": "toy", "clip": 1}).fix("clip", 2, 3)
+
+
 def test_what_older_versions_wrote_of_every_model_is_read() -> None:
     """XLM-R's file has output_past; files within a file, and those written whole, have the others."""
     kept = {"is_encoder_decoder": False, "is_decoder": False, "add_cross_attention": False, "output_past": True}

@@ -160,15 +160,16 @@ class Mask:
         kept = self.layout.remembered(key, lambda: (self.prefix, self.allowed, self._cells(L, M, device)))
         return kept[2]
 
-    def reach(self, L: int, M: int, device: torch.device | str) -> slice:
-        """The keys from the first to the last that any row sees; reads values, so all of them when compiling."""
+    def reach(self, L: int, M: int, device: torch.device | str) -> slice | None:
+        """The keys from the first to the last that any row sees; None: all, as always when compiling."""
         unseen = self.cells(L, M, device)[1]
         if unseen is None or self.layout is None or torch.compiler.is_compiling():
-            return slice(0, M)
+            return None
 
-        def find() -> tuple[Tensor, slice]:
+        def find() -> tuple[Tensor, slice | None]:
             shown: list[int] = plain((~unseen).any(0).nonzero()[:, 0])
-            return unseen, slice(shown[0], shown[-1] + 1) if shown else slice(0, M)
+            some = shown and (shown[0] > 0 or shown[-1] + 1 < M)
+            return unseen, slice(shown[0], shown[-1] + 1) if some else None
 
         return self.layout.remembered(("reach", id(unseen)), find)[1]
 

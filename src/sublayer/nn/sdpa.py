@@ -241,7 +241,7 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Mask, options: Options) -> Te
     (seen, unseen), layout = mask.cells(L, M, q.device), mask.layout
     scores = seen if options.bias is None else _scores(options.bias, seen, layout, q.dtype)
     reach = mask.reach(L, M, q.device)
-    if reach != slice(0, M):
+    if reach is not None:
         k, v = k[:, :, reach], v[:, :, reach]
         unseen = unseen[:, reach] if unseen is not None else None
         scores = scores[..., reach] if scores is not None and scores.shape[-1] == M else scores

@@ -152,9 +152,8 @@ class Config:
         key that is not there."""
         value = self.given(key, absent)
         if value is not None and value not in allowed:
-            raise SpecError(
-                f"{self.kind}: {key}={_short(value)} is not modelled (only {', '.join(map(repr, allowed))})"
-            )
+            only = f" (only {', '.join(map(repr, allowed))})" if allowed else ""
+            raise SpecError(f"{self.kind}: {key}={_short(value)} is not modelled{only}")
 
     def choose(self, key: str, choices: Mapping[str, Any], *default: str) -> Any:
         """What a value stands for among the recipe's own."""
