@@ -39,7 +39,6 @@ NOT_OF_FILES = {
     "cannot be read": "the disk's failures",
     "more GGUF models": "there is one",
     "no elements of": "refused as weights before",
-    "more than {MAX_JSON_BYTES}": "tried in tests/weights/test_load.py",
     "is also in {where": "tried in tests/weights/test_load.py, for it takes two files",
     "is missing; put all": "tried in tests/weights/test_gguf_parts.py, for they are there",
     "beyond the {MAX_HEADER}": "larger than what is made here",
