@@ -2,7 +2,8 @@
 
 The checkpoint is a random Llama of about 430 MB, in Hugging Face's layout, in the page cache. Reading is `read()` of
 the whole file into memory of its own, as loading ends in memory of its own; twice where the loaded model has twice the
-file's bytes, for most of the time goes into the kernel's making of fresh memory.
+file's bytes, for most of the time goes into the kernel's making of fresh memory. Quantised, as GGUF, it stands beside
+the file in float32, of as many bytes as it becomes.
 """
 
 import json
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 import torch
@@ -17,6 +19,7 @@ import torch
 import sublayer
 from bench.harness import ROOT, Options, Row, compared, progress, report, single, timings
 from sublayer.nn.sublayer import Model
+from sublayer.weights.load import read_spec
 
 CASES = [  # (elements in the file, asked for)
     ("float32", "float32"),
@@ -28,27 +31,40 @@ CASES = [  # (elements in the file, asked for)
 ]
 
 
+BLOCKS = ("q4_0", "q4_1", "q5_0", "q8_0")
+
+
 def main(options: Options) -> None:
     rows = list[Row]()
     with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder) / "float32"
         for stored, asked in CASES[:1] if options.quick else CASES:
-            case = f"{stored} as {asked}" if stored != asked else stored
-            progress(f"loading: {case}")
             place = Path(folder) / stored
             if not place.exists():
                 layers = 1 if options.quick else 28 * 4 // getattr(torch, stored).itemsize
                 sublayer.save(model(layers).build(dtype=getattr(torch, stored)), place, layout="hf")
             times = max(1, getattr(torch, asked).itemsize // getattr(torch, stored).itemsize)
-            ways = {
-                "load": lambda place=place, asked=asked: load(place, asked),
-                "read": lambda place=place, times=times: read(place, times),
-            }
-            found = timings(ways, 2 if options.quick else 9)
+            case = f"{stored} as {asked}" if stored != asked else stored
             beside = "read()" if times == 1 else "read() twice"
-            rows.append(compared(f"{case}: time", found["load"], found["read"], beside, goal="≤ 1.5"))
-            taken, whole = private(place, asked)
-            rows.append(single(f"{case}: memory", taken, whole, "parameters", "MB", goal="≤ 1.15"))
+            rows += measured(case, place, asked, beside, [place / "model.safetensors"] * times, options)
+        for kind in BLOCKS[:1] if options.quick else BLOCKS:
+            file = Path(folder) / f"{kind}.gguf"
+            sublayer.weights.export(whole, file, to="gguf", quantize=kind)
+            files = [whole / "model.safetensors"]
+            rows += measured(f"{kind} as float32", file, "float32", "read() of float32", files, options)
     report("loading", rows)
+
+
+def measured(case: str, place: Path, asked: str, beside: str, files: list[Path], options: Options) -> list[Row]:
+    """Its time beside that of reading the files, and its memory."""
+    progress(f"loading: {case}")
+    ways = {"load": lambda: load(place, asked), "read": lambda: [file.read_bytes() for file in files]}
+    found = timings(ways, 2 if options.quick else 9)
+    taken, whole = private(place, asked)
+    return [
+        compared(f"{case}: time", found["load"], found["read"], beside, goal="≤ 1.5"),
+        single(f"{case}: memory", taken, whole, "parameters", "MB", goal="≤ 1.15"),
+    ]
 
 
 def model(layers: int) -> Model:
@@ -56,12 +72,9 @@ def model(layers: int) -> Model:
     return sublayer.recipes.llama(576, layers, 9, 3, hidden=1536, vocab=17_000, tied=True)
 
 
-def load(folder: Path, dtype: str) -> None:
-    sublayer.load(folder, dtype=getattr(torch, dtype))
-
-
-def read(folder: Path, times: int) -> list[bytes]:
-    return [(folder / "model.safetensors").read_bytes() for _ in range(times)]
+def load(place: Path, dtype: str) -> None:
+    with warnings.catch_warnings(action="ignore"):  # of blocks
+        sublayer.load(place, dtype=getattr(torch, dtype))
 
 
 def private(folder: Path, dtype: str) -> tuple[float, float]:
@@ -87,8 +100,7 @@ def private(folder: Path, dtype: str) -> tuple[float, float]:
 
 def watched(folder: str, dtype: str) -> None:
     """The process that is looked at: ready with all that loading imports, it waits to be told, and loads."""
-    with torch.device("meta"):
-        sublayer.recipes.from_hf(json.loads((Path(folder) / "config.json").read_bytes()))
+    read_spec(Path(folder))
     print("ready", flush=True)
     sys.stdin.readline()
     loaded = sublayer.load(folder, dtype=getattr(torch, dtype))

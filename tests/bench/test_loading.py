@@ -16,7 +16,8 @@ def test_the_smallest_form_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(harness, "RESULTS", tmp_path)
     loading.main(Options(quick=True))
     rows = json.loads((tmp_path / "loading.json").read_text())["rows"]
-    assert [row["name"] for row in rows] == ["float32: time", "float32: memory"]
+    cases = ["float32", "q4_0 as float32"]
+    assert [row["name"] for row in rows] == [f"{case}: {what}" for case in cases for what in ("time", "memory")]
     assert rows[1]["ratio"] == 1.01
 
 

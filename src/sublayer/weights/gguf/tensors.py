@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 from torch import Tensor
 
 from ...errors import WeightsError
 from ...files import mapped, open_regular
 from ...gguf_header import Header
+from .blocks import dequantise
 
 CHUNK = 1 << 17  # values dequantised at once: with all it takes, that fits a processor's cache
 
@@ -67,10 +66,11 @@ class Tensors:
         if place.kind in PLAIN or not place.size:
             whole.copy_(self.read(name))
             return
-        flat, at = whole.view(-1), 0
-        for part in self._dequantised(name):
-            flat[at : at + len(part)].copy_(part)
-            at += len(part)
+        block, size = GGML_QUANT_SIZES[GGMLQuantizationType[place.kind]]
+        data = np.frombuffer(self._data[place.path], np.uint8, place.size, place.offset)
+        step = CHUNK // block
+        for at, values in zip(range(0, place.size, step * size), whole.view(-1).split(step * block), strict=True):
+            dequantise(data[at : at + step * size], place.kind, values)
 
     def shape(self, name: str) -> list[int]:
         return list(self.header.tensors[name].shape)
@@ -99,15 +99,3 @@ class Tensors:
             self._data[place.path], dtype=dtype, count=place.size // dtype.itemsize, offset=place.offset
         )
         return flat.view(place.shape)
-
-    def _dequantised(self, name: str) -> Iterator[Tensor]:
-        """The values, a whole number of blocks at a time; blocks know nothing of rows."""
-        place = self.header.tensors[name]
-        kind = GGMLQuantizationType[place.kind]
-        block, size = GGML_QUANT_SIZES[kind]
-        data = np.frombuffer(self._data[place.path], np.uint8, place.size, place.offset)
-        step = CHUNK // block * size
-        for at in range(0, place.size, step):
-            with np.errstate(all="ignore"):  # a scale may be no number; that shows in what the model answers
-                values = dequantize(data[None, at : at + step], kind)[0]
-            yield torch.from_numpy(values)
