@@ -29,8 +29,6 @@ CASES = [  # (elements in the file, asked for)
     ("float32", "float16"),
     ("bfloat16", "float32"),
 ]
-
-
 BLOCKS = ("q4_0", "q4_1", "q5_0", "q8_0")
 
 
