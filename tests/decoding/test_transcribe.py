@@ -74,7 +74,7 @@ def test_two_recordings_are_written_down_as_transformers_does(folder: Path) -> N
 @pytest.fixture(scope="module")
 def model() -> ModelOp:
     """Hears 0.12 seconds; 263 to 271 would be times."""
-    return tiny(whisper(**{**TINY, "vocab": 272}), torch.float32, 3.0)
+    return tiny(whisper(**{**TINY, "vocab": 272}), torch.float32, 9.0)
 
 
 def recording(seconds: float, seed: int = 0) -> torch.Tensor:
@@ -101,6 +101,7 @@ def test_windows_are_answered_one_after_another_without_times_and_suppressed_tok
         model, TOKENIZER, [samples, recording(0), short], speech, beams=way.get("beams", 1),
         progress=lambda *seen: done.append(seen),
     )  # fmt: skip
+    assert len({*alone}) == 3
     assert texts[:2] == [" ".join(filter(None, alone)), ""]
     assert texts[2] == expected(model, [START, NO_TIMES], short, **left_out, **way)
     assert done == [(i, 4, i / 4) for i in range(1, 5)]
@@ -120,6 +121,7 @@ def test_language_and_task_stand_before_the_answer(model: ModelOp) -> None:
     spoken = EN if first[EN] > first[DE] else DE
     [found] = transcribe(model, TOKENIZER, [samples], speech)
     assert found == text([START, spoken, TRANSCRIBE, NO_TIMES])
+    assert len({text([START, one, task, NO_TIMES]) for one in (EN, DE) for task in (TRANSLATE, TRANSCRIBE)}) == 4
 
 
 def test_longer_recordings_are_cut_where_they_are_quietest() -> None:
