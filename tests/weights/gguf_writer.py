@@ -236,6 +236,21 @@ def bert(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_pooling_type(gguf.PoolingType.MEAN)
 
 
+def modernbert(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_layer_norm_eps(config["norm_eps"])
+    writer.add_causal_attention(False)
+    writer.add_sliding_window(config["local_attention"])
+    writer.add_sliding_window_pattern(3)
+    writer.add_rope_freq_base(config["rope_parameters"]["full_attention"]["rope_theta"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    writer.add_vocab_size(config["vocab_size"])
+
+
 def t5(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_context_length(config.get("n_positions", 512))
     writer.add_embedding_length(config["d_model"])
@@ -445,6 +460,7 @@ MODELS: dict[str, tuple[str, Callable[[gguf.GGUFWriter, Config], None], Callable
     "Mamba2ForCausalLM": ("MAMBA2", mamba, state_space),
     "JambaForCausalLM": ("JAMBA", jamba, state_space),
     "BertModel": ("BERT", bert, without_pooler),
+    "ModernBertModel": ("MODERN_BERT", modernbert, plain),
     "T5ForConditionalGeneration": ("T5", t5, plain),
     "DeepseekV2ForCausalLM": ("DEEPSEEK2", deepseek, latent),
     "DeepseekV3ForCausalLM": ("DEEPSEEK2", deepseek, latent),

@@ -21,6 +21,8 @@ from transformers import (
     Mamba2Config,
     MambaConfig,
     MixtralConfig,
+    ModernBertConfig,
+    ModernBertModel,
     Olmo2Config,
     Phi3Config,
     Qwen2Config,
@@ -120,6 +122,17 @@ def test_bert_gives_vectors_without_the_pooler_that_gguf_leaves_out(tmp_path: Pa
     theirs = oracle(BertConfig, made=BertModel, **ENCODER)
     path = write(saved(theirs, tmp_path), tmp_path / "x.gguf")
     ours = sublayer.load(path, dtype=torch.float64)
+    with raised():
+        expected = theirs(input_ids=IDS).last_hidden_state
+    close(ours(IDS), expected)
+
+
+def test_modern_bert_gives_vectors(tmp_path: Path) -> None:
+    """The base of its windows' rotations is the usual one, of which the files of its first converters say nothing."""
+    special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
+    sizes = ENCODER | {"num_hidden_layers": 4, "local_attention": 4}
+    theirs = oracle(ModernBertConfig, made=ModernBertModel, **sizes, **special)
+    ours = sublayer.load(write(saved(theirs, tmp_path), tmp_path / "x.gguf"), dtype=torch.float64)
     with raised():
         expected = theirs(input_ids=IDS).last_hidden_state
     close(ours(IDS), expected)

@@ -27,6 +27,7 @@ PATTERNS_OF = {
     ),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), (QWEN2,)),
     "qwen35": (QWEN35,),
+    "modern-bert": (GPT2,),
     **dict.fromkeys(("gpt-4o", "llama4"), (PATTERNS["o200k"],)),
     "tekken": (TEKKEN,),
     **dict.fromkeys(("smollm", "starcoder", "refact"), (DIGIT, GPT2)),

@@ -258,7 +258,7 @@ def _pooled(source: Path, spec: Model, note: Callable[[str], object]) -> dict[st
     }
     for what in (what for what, is_so in lost.items() if is_so):
         note(f"GGUF does not say that this model {what}")
-    return {"bert.pooling_type": KINDS_OF_POOLING[pooling.pool]}
+    return {"{arch}.pooling_type": KINDS_OF_POOLING[pooling.pool]}
 
 
 def _of_pieces(tokenizer: Tokenizer | None, source: Path) -> Tokenizer | None:

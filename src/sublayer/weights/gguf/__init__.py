@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...errors import SpecError, nearest
 from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3
-from .encoders import BERT, T5
+from .encoders import BERT, MODERN_BERT, T5
 from .gemma import GEMMA, GEMMA2, GEMMA3
 from .gpt import GPT2, GPT_NEOX, GPT_OSS
 from .llama import LLAMA, MIXTRAL, OLMO2, PHI3, QWEN2, QWEN3, QWEN3_MOE, SMOLLM3
@@ -17,7 +17,7 @@ from .table import Architecture, Config, Source
 
 ARCHITECTURES = (
     LLAMA, SMOLLM3, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, OLMO2, PHI3, GEMMA, GEMMA2, GEMMA3, GPT2, GPT_NEOX, GPT_OSS,
-    MAMBA, MAMBA2, JAMBA, BERT, T5, DEEPSEEK_V3, DEEPSEEK_V2,
+    MAMBA, MAMBA2, JAMBA, BERT, MODERN_BERT, T5, DEEPSEEK_V3, DEEPSEEK_V2,
 )  # fmt: skip
 
 __all__ = ["ARCHITECTURES", "Architecture", "Config", "Source", "reader", "writer"]

@@ -1,4 +1,4 @@
-"""bert (its vectors, for GGUF keeps no head of it) and t5."""
+"""bert and modern-bert (their vectors, for GGUF keeps no head of them) and t5."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ...nn.head import Pooled
 from ...nn.position import Learned
 from ...nn.sublayer import Model, ModelOp, Trunk
 from ...recipes.bert import POOLER
+from ...recipes.modernbert import FULL, LOCAL
 from .llama import HIDDEN
 from .table import Architecture, Config, Entry, Source, constant, fixed, head_size, key, layers, tying, vocabulary
 
@@ -30,7 +31,8 @@ def bare(model: ModelOp) -> ModelOp:
     if not _vectors(model.spec):
         return model
     model = model.with_head(None)
-    before = model.spec.find("encoder.embed.position.offset")
+    position = model.spec.find("encoder.embed.position")
+    before = position.offset if isinstance(position, Learned) else 0
     if not before:
         return model
     cut = model.spec.override(**{"encoder.embed.position.offset": 0}).empty(device="meta")
@@ -42,16 +44,17 @@ def bare(model: ModelOp) -> ModelOp:
 
 
 def dressed(spec: Model) -> Model:
-    """The spec of a bare encoder with the head that its class of Hugging Face's has, which GGUF leaves out."""
-    return spec.replace(head=POOLER) if _vectors(spec) else spec
+    """The spec of a bare encoder with the head that its class of Hugging Face's has, and GGUF leaves out."""
+    if not _vectors(spec):
+        return spec
+    return spec.replace(head=POOLER if isinstance(spec.find("encoder.embed.position"), Learned) else None)
 
 
 def _vectors(spec: Model) -> bool:
-    """Whether it is an encoder of BERT's line that answers vectors, of tokens or of texts."""
+    """Whether it is an encoder of tokens that answers vectors, of them or of texts."""
     encoder = spec.encoder if spec.decoder is None else None
-    embed = encoder.embed if isinstance(encoder, Trunk) else None
-    learned = isinstance(embed, Embed) and isinstance(embed.position, Learned)
-    return learned and (spec.head is None or isinstance(spec.head, Pooled))
+    tokens = isinstance(encoder, Trunk) and isinstance(encoder.embed, Embed)
+    return tokens and (spec.head is None or isinstance(spec.head, Pooled))
 
 
 BERT = Architecture(
@@ -73,6 +76,60 @@ BERT = Architecture(
         ),
     ],
     irrelevant=frozenset({"attention.head_count_kv", "classifier.output_labels"}),
+    headless=True,
+)  # fmt: skip
+
+
+def _near() -> Entry:
+    """Every third layer, say, sees everything, the first among them; the others a window, with a base of their own."""
+
+    def read(source: Source) -> dict[str, Any]:
+        every = max(1, source.count("attention.sliding_window_pattern", 3))
+        ropes = {FULL: source("rope.freq_base", 160000.0), LOCAL: source("rope.freq_base_swa", 10000.0)}
+        return {
+            "local_attention": source.count("attention.sliding_window"),
+            "layer_types": _kinds(source.layers(), every),
+            "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in ropes.items()},
+        }
+
+    def write(config: Config) -> dict[str, Any]:
+        kinds, ropes = config["layer_types"], config["rope_parameters"]
+        every = next((i for i, kind in enumerate(kinds) if i and kind == FULL), len(kinds))
+        if kinds != _kinds(len(kinds), every):
+            raise SpecError("GGUF cannot say layer_types of this architecture but with every n-th layer full")
+        scaled = next((kind for kind in ropes.values() if kind["rope_type"] != "default"), None)
+        if scaled is not None:
+            raise SpecError(f"GGUF cannot say rope_parameters.rope_type={scaled['rope_type']!r} of this architecture")
+        return {
+            "attention.sliding_window": config["local_attention"],
+            "attention.sliding_window_pattern": every,
+            "rope.freq_base": float(ropes[FULL]["rope_theta"]),
+            "rope.freq_base_swa": float(ropes[LOCAL]["rope_theta"]),
+        }
+
+    return Entry(read, write)
+
+
+def _kinds(layers: int, every: int) -> list[str]:
+    return [LOCAL if i % every else FULL for i in range(layers)]
+
+
+MODERN_BERT = Architecture(
+    "modern-bert", "ModernBertModel", "modernbert",
+    (WIDTH, key("block_count", "num_hidden_layers"), vocabulary(), HIDDEN,
+     key("attention.head_count", "num_attention_heads"), key("attention.layer_norm_epsilon", "norm_eps"),
+     Entry(lambda source: {}, lambda config: {"context_length": config.get("max_position_embeddings", 8192)}), _near(),
+     constant("attention.causal", False), constant("rope.scaling.type", "none"),
+     Entry(constant("hidden_act", "gelu").read, lambda config: {}),  # newer files say it
+     fixed(hidden_activation="gelu", norm_bias=False, attention_bias=False, mlp_bias=False)),
+    lambda config: [
+        *rows([("embeddings.tok_embeddings", "token_embd"), ("embeddings.norm", "token_embd_norm"),
+               ("final_norm", "output_norm")]),
+        *layers("layers", "blk", ("attn_norm", "attn_norm"), ("attn.Wqkv", "attn_qkv"), ("attn.Wo", "attn_output"),
+                ("mlp_norm", "ffn_norm"), ("mlp.Wi", "ffn_up"), ("mlp.Wo", "ffn_down")),
+    ],
+    irrelevant=frozenset({"context_length", "attention.head_count_kv", "rope.dimension_count",
+                          "classifier.output_labels"}),
     headless=True,
 )  # fmt: skip
 

@@ -92,7 +92,8 @@ def write_gguf(
     described, family = to_hf(dressed(model.spec))
     described = {**(config or {}), **described}
     table = writer(described)
-    metadata = table.metadata(described) | _general(kind) | dict(about or {})
+    metadata = table.metadata(described) | _general(kind)
+    metadata |= {key.replace("{arch}", table.name): value for key, value in (about or {}).items()}
     if types := described.get("type_vocab_size"):
         metadata["tokenizer.ggml.token_type_count"] = types
     computed = {name: tensor.float().contiguous() for name, tensor in table.computed(described).items()}
