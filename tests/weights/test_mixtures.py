@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig, MixtralConfig, Qwen2Config, T5Config, T5ForConditionalGeneration
 
 import sublayer
+from sublayer.gguf_header import read_header
 from sublayer.recipes import llama
 from sublayer.text import load_tokenizer
 from sublayer.weights import export
@@ -70,7 +71,7 @@ def test_llama_cpps_program_chooses_the_same_types(name: str, tmp_path: Path) ->
     model = sublayer.load(saved(oracle(family, **changes), tmp_path)) if family else None
     model = model or llama(256, 9, 4, 2, hidden=256, vocab=97).build(seed=1)
     write_gguf(model, tmp_path / "f.gguf", about=TOKENS)
-    for mixture in MIXTURES:
+    for mixture in ("q3_k_m", "q4_k_s") if "80" in name else MIXTURES:  # only those with Q3_K or Q4_K differ there
         quantise_file(tmp_path / "f.gguf", tmp_path / "theirs.gguf", LlamaFileType[f"MOSTLY_{mixture.upper()}"])
         write_gguf(model, tmp_path / "ours.gguf", kind=mixture, about=TOKENS)
         assert _kinds(tmp_path / "ours.gguf") == _kinds(tmp_path / "theirs.gguf"), mixture
@@ -78,12 +79,11 @@ def test_llama_cpps_program_chooses_the_same_types(name: str, tmp_path: Path) ->
 
 @pytest.mark.assets
 def test_a_shipped_file_has_the_types_that_are_chosen() -> None:
-    reader = gguf.GGUFReader(gemma3())
-    kinds = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
-    widths = {name: 256 for name, kind in kinds.items() if kind != "F32"}
-    said = {key: field.contents() for key, field in reader.fields.items()}
+    header = read_header(gemma3())
+    kinds = {name: place.kind for name, place in header.tensors.items()}
+    matrices = {name for name, kind in kinds.items() if kind != "F32"}
     fallback = {"Q4_K": {"Q4_K", "Q5_0"}, "Q6_K": {"Q6_K", "Q8_0"}}
-    for name, kind in types_of("q4_k_m", widths, said).items():
+    for name, kind in types_of("q4_k_m", matrices, header.metadata).items():
         assert kinds[name] in fallback[kind], name
 
 

@@ -163,7 +163,8 @@ def _fit_signed(x: Tensor, form: Form) -> Fitted:
     fitted = _half(_over(_total(c * sqx, groups), _total(c * c * sqq, groups)))
     d = torch.where(fitted != 0, fitted, d)
     sums(c * _each(d, groups))
-    return d, d, _stored(c + form.codes, groups), _stored(c, groups), (q - low).to(torch.uint8)
+    c = _stored(c + form.codes, groups)
+    return d, d, c, c, (q - low).to(torch.uint8)  # of which the second d and c are not stored
 
 
 class _Best:

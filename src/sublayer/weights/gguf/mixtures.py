@@ -5,7 +5,7 @@ bits; in the _M ones in the first and last eighth of the layers and every third 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_
 """What a matrix becomes whose rows are no multiple of 256, but of 32."""
 
 
-def types_of(name: str, matrices: Mapping[str, object], metadata: Mapping[str, Any]) -> dict[str, str]:
+def types_of(name: str, matrices: Collection[str], metadata: Mapping[str, Any]) -> dict[str, str]:
     """The type of each matrix, by GGUF's names and metadata, whatever its rows."""
     mixture, said = MIXTURES[name], _Sizes(metadata)
     ordered = sorted(matrices, key=lambda matrix: (_layer(matrix), matrix))
