@@ -74,7 +74,7 @@ def test_two_recordings_are_written_down_as_transformers_does(folder: Path) -> N
 @pytest.fixture(scope="module")
 def model() -> ModelOp:
     """Hears 0.12 seconds; 263 to 271 would be times."""
-    return tiny(whisper(**{**TINY, "vocab": 272}), torch.float32, 9.0)
+    return tiny(whisper(**{**TINY, "vocab": 272}), torch.float32, 12.0)
 
 
 def recording(seconds: float, seed: int = 0) -> torch.Tensor:
