@@ -307,3 +307,16 @@ def test_names_with_spaces_and_line_ends_are_saved(name: str, tmp_path) -> None:
         "chat_template": "{{ x }}",
         "eos_token": name,
     }
+
+
+def test_added_tokens_that_would_take_long_to_compare_are_left_to_the_library() -> None:
+    """Each of one kind is held against each of another."""
+
+    def added(count: int) -> list[dict]:
+        flags = dict.fromkeys(("normalized", "lstrip", "rstrip", "single_word"), False)
+        kinds = ((f"<|{{}}{'=' * 90}|>", True), (f"[{{}}{'=' * 90}]", False))
+        return [{"content": form.format(i), "id": i, "special": special, **flags}
+                for form, special in kinds for i in range(count)]  # fmt: skip
+
+    assert bulk._names(added(3), plain=True) is not None
+    assert bulk._names(added(200), plain=True) is None

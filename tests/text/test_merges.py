@@ -100,3 +100,13 @@ def test_a_token_that_merges_never_reach_is_left_out() -> None:
     assert by_pair("abab", merges) == ["a", "ba", "b"]
     assert rank(merges) == ["ba", "ab"]
     assert rank(merges, whole=True) == ["ba", "ab", "abab"]
+
+
+def test_tokens_that_would_take_long_to_take_apart_are_left_to_the_library() -> None:
+    """A file of a megabyte has room for one whose halves are tokens, and theirs, each with as many ways to split it."""
+    tokens = ["a" * (1 << n) for n in range(15)]
+    merges = [(token, token) for token in tokens[:-1]]
+    for whole in (True, False):
+        assert ranked({token: i for i, token in enumerate(tokens)}, merges, whole, lambda token: [token]) is None
+        short = {token: i for i, token in enumerate(tokens[:10])}
+        assert ranked(short, merges[:9], whole, lambda token: [token]) == tokens[1:10]

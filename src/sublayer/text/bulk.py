@@ -13,7 +13,7 @@ import numpy as np
 import tokenizers
 
 from .cuts import Cut, cut
-from .merges import ranked
+from .merges import MOST_WORK, ranked
 from .tokenizer import Ids, Names
 
 # GPT-2 writes bytes as characters: those that can be seen as themselves, the others from U+0100 on.
@@ -190,7 +190,8 @@ def _ids(bpe: Mapping[str, Any], added: set[str], model: tokenizers.Tokenizer) -
 
 
 def _names(added: Sequence[Mapping[str, Any]], plain: bool) -> dict[str, int] | None:
-    """The added tokens that are found in any text; None where how they are found is not as simple as that.
+    """The added tokens that are found in any text; None where how they are found is not as simple as that, or there
+    are so many that it would take long to tell.
 
     The library finds tokens in the text as it is first, then those marked so in the normalized text; special ones are
     found and passed over. Where none overlaps another, this is one search.
@@ -209,6 +210,8 @@ def _names(added: Sequence[Mapping[str, Any]], plain: bool) -> dict[str, int] | 
     groups = list(kinds.values())
     for i, group in enumerate(groups):
         for other in groups[i + 1 :]:
+            if len("".join(group)) * len("".join(other)) > MOST_WORK:
+                return None
             if any(_overlap(a, b) for a in group for b in other):
                 return None
     return ordinary

@@ -23,6 +23,8 @@ Call tiktoken's process T, the library's H.
 from collections.abc import Callable, Mapping, Sequence
 
 Pair = tuple[str, str]
+MOST_WORK = 1 << 28
+"""Squares of all tokens' lengths, together, up to which they are taken apart; published ones have less than 2 ** 24."""
 
 
 def ranked(
@@ -31,10 +33,13 @@ def ranked(
     ignores_merges: bool,
     merged: Callable[[str], Sequence[object]],
 ) -> list[str] | None:
-    """The tokens that tiktoken needs, in order of rank after the 256 single bytes; None where ids might differ.
+    """The tokens that tiktoken needs, in order of rank after the 256 single bytes; None where ids might differ, or
+    where that would take long to tell.
 
     vocab: token → id, a character for each byte. merged: what the merges alone make of a token's characters.
     """
+    if sum(len(token) ** 2 for token in vocab) > MOST_WORK:
+        return None
     listed = _blocks(merges)
     if listed is None or not listed.keys() <= vocab.keys():
         return None
