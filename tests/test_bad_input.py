@@ -59,7 +59,8 @@ def edit_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
     ("args", "message"),
     [
         (["gpt2-124"], "unknown model 'gpt2-124' (did you mean 'gpt2-124m'?)"),
-        (["no such folder/at all"], "unknown model 'no such folder/at all'"),
+        (["no such folder/at all"], "no such folder/at all: no such file or folder"),
+        (["llama.ggf"], "llama.ggf: no such file or folder; and of the published sizes, none is called that"),
         (["gpt2-124m", "--set", "dmi=3"], "dmi: unknown key of Model (did you mean 'dim'?)"),
         (["gpt2-124m", "--set", "dim"], "dim: an override reads path=value"),
         (["gpt2-124m", "--set", "dim=wide"], "Model.dim: expected int, got 'wide'"),

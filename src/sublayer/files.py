@@ -44,7 +44,8 @@ def replacing(path: Path | str) -> Iterator[Path]:
         os.replace(beside, path)
         _sync(path.parent)
     except OSError as error:
-        if error.filename is None and error.errno is not None:  # a write, which does not know its file
+        # A write does not know its file; and the name beside it is nothing to a user.
+        if error.errno is not None and error.filename in (None, str(beside)):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     finally:
@@ -71,6 +72,10 @@ def replacing_folder(path: Path | str) -> Iterator[Path]:
             os.rename(path, former)
         os.rename(beside, path)
         _sync(path.parent)
+    except OSError as error:  # the name beside it is nothing to a user
+        if error.errno is not None and str(error.filename).startswith(str(beside)):
+            raise OSError(error.errno, error.strerror, str(error.filename).replace(str(beside), str(path))) from error
+        raise
     finally:
         if former.exists() and not path.exists():
             os.rename(former, path)

@@ -137,7 +137,8 @@ def _read_part(path: Path, number: int, count: int, tensors: bool) -> Header:
             size, metadata = reader.metadata()
             found = Header((path,), metadata, reader.tensors(size, metadata) if tensors else {})
     except (OSError, ValueError) as error:  # mmap refuses an empty file with ValueError
-        raise WeightsError(f"{path}: cannot be read as GGUF: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise WeightsError(f"{path}: cannot be read as GGUF: {reason}") from None
     said = metadata.get(NUMBER, 0), metadata.get(COUNT, 1) or 1
     if said != (number - 1, count):
         raise WeightsError(

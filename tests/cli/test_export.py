@@ -47,7 +47,9 @@ def test_what_stays_as_it_is_is_told(model: str, capsys) -> None:
         (["nothing", "--to", "hf", "--out", "x"], "nothing"),
         (["mine", "--to", "hf", "--out", "x", "--shard-size", "5 apples"], "expected a size such as 5GB"),
         (["mine", "--to", "hf", "--out", "x", "--quantize", "q8_0"], "quantize='q8_0': for gguf"),
-        (["mine", "--to", "onnx", "--out", "x"], "onnx"),
+        (["mine", "--to", "onnx", "--out", "x"], "Invalid value for '--to': 'onnx' is not one of"),
+        (["mine", "--to", "gguf", "--out", "x"], "x: a GGUF file is known by its name's end; name it x.gguf"),
+        (["mine", "--to", "gguf", "--out", "mine/model.safetensors/x.gguf"], "model.safetensors is a file"),
     ],
 )
 def test_a_mistake_is_one_line(model: str, given: list[str], said: str, capsys) -> None:

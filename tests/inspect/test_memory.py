@@ -10,6 +10,8 @@ from torch.profiler import ProfilerActivity, profile
 from sublayer import recipes
 from sublayer.decoding.slots import Slots
 from sublayer.inspect.count import memory
+from sublayer.nn.head import Classifier, Head, Pooled
+from sublayer.nn.op import Part
 from sublayer.nn.sublayer import Model
 from sublayer.recipes.deepseek_v3 import TINY as DEEPSEEK_TINY
 from sublayer.recipes.mixtral import TINY as MIXTRAL_TINY
@@ -60,6 +62,14 @@ def test_weights_and_state_are_what_is_allocated(name: str, dtype: torch.dtype) 
     assert needed.weights == sum(parameter.nbytes for parameter in model.parameters())
     assert needed.state == State.allocate(model, 3, 40).bytes()
     assert needed.total == needed.weights + needed.state + needed.activations + needed.logits
+
+
+@pytest.mark.parametrize("head", [Pooled(), Classifier(3), Head()])
+def test_only_a_head_over_tokens_answers_as_many_numbers_as_there_are_tokens(head: Part) -> None:
+    spec = recipes.bert(16, 1, 2, vocab=256, context=8).replace(head=head, tied=False)
+    answers = spec.build(seed=0).eval()(torch.ones(2, 8, dtype=torch.int))
+    found = memory(spec, 2, 8, torch.float32).logits
+    assert found == (0 if isinstance(head, Pooled) else answers.numel() * (4 + 8))
 
 
 def test_an_encoder_decoder_keeps_a_memory_and_an_encoder_no_state() -> None:

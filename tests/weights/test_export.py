@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +24,7 @@ from sublayer import recipes
 from sublayer.cli import main as cli
 from sublayer.cli.chat import _context
 from sublayer.cli.quickstart import CONFIG
-from sublayer.errors import InputError, SpecError, UsageError
+from sublayer.errors import InputError, SpecError, UsageError, WeightsError
 from sublayer.nn.rope import Rope
 from sublayer.nn.rope_scaling import DynamicNtk
 from sublayer.recipes import FAMILIES, family
@@ -310,6 +312,29 @@ def test_a_tokenizer_that_gguf_cannot_hold_is_refused_with_the_reason(name: str,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
 
 
+def test_a_place_that_is_not_for_writing_is_told_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = folder(tmp_path / "a", None)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    for to in ("hf", "gguf"):
+        out = tmp_path / "new" / "x.gguf"
+        with pytest.raises(WeightsError, match=re.escape(f"{out}: cannot be written: {tmp_path} is not for writing")):
+            export(source, out, to=to, progress=lambda *_: pytest.fail("it was read"))
+
+
+def test_a_full_disk_is_told_by_the_name_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    source = folder(tmp_path / "a", None)
+    monkeypatch.setattr(sys.modules["sublayer.weights.save"], "stream_tensors", full)
+    with pytest.raises(WeightsError) as caught:
+        export(source, tmp_path / "x", to="hf")
+    assert str(caught.value) == f"{tmp_path}/x/model.safetensors: cannot be written: No space left on device"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
+
+
 def test_a_model_without_a_tokenizer_is_written_and_it_is_said(tmp_path: Path) -> None:
     told: list[str] = []
     export(folder(tmp_path / "a", None), tmp_path / "x.gguf", to="gguf", note=told.append)
@@ -373,7 +398,7 @@ def test_a_model_is_not_written_over_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", ["hf", "gguf"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_an_export_that_is_interrupted_leaves_what_was_there(to, error: type[BaseException], tmp_path: Path) -> None:
-    source, out = folder(tmp_path / "a", Bytes((END,))), tmp_path / "out"
+    source, out = folder(tmp_path / "a", Bytes((END,))), tmp_path / "out.gguf"
 
     def stop(what: str, done: int, total: int) -> None:
         if what == "writing" and done > total / 2:
@@ -385,13 +410,13 @@ def test_an_export_that_is_interrupted_leaves_what_was_there(to, error: type[Bas
     export(source, out, to=to)
     with pytest.raises(error):
         export(source, out, to=to, progress=stop, force=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "out"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "out.gguf"]
     sublayer.load(out if to == "hf" else out.rename(tmp_path / "out.gguf"))
 
 
 @pytest.mark.parametrize("to", ["hf", "gguf"])
 def test_what_a_killed_export_left_goes_with_the_next(to, tmp_path: Path) -> None:
-    source, out = folder(tmp_path / "a", Bytes((END,))), tmp_path / "out"
+    source, out = folder(tmp_path / "a", Bytes((END,))), tmp_path / "out.gguf"
     code = f"""
 import os, signal
 from sublayer.weights.context import trained_length, write_trained_length
@@ -409,7 +434,7 @@ export({str(source)!r}, {str(out)!r}, to={to!r}, progress=kill)
     assert not out.exists()
     assert len(list(tmp_path.iterdir())) == 2  # with the half of one
     export(source, out, to=to)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "out"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "out.gguf"]
 
 
 @pytest.mark.parametrize(
@@ -424,7 +449,7 @@ export({str(source)!r}, {str(out)!r}, to={to!r}, progress=kill)
 )
 def test_options_that_do_not_go_together_are_refused(options: dict, said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=said):
-        export(folder(tmp_path / "a", None), tmp_path / "out", **options)
+        export(folder(tmp_path / "a", None), tmp_path / "out.gguf", **options)
 
 
 def test_what_no_format_expresses_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
@@ -432,5 +457,5 @@ def test_what_no_format_expresses_is_refused_before_anything_is_loaded(tmp_path:
     (tmp_path / "a" / "model.safetensors").write_bytes(b"")
     for to in ("hf", "gguf"):
         with pytest.raises(SpecError, match="softcap is None, not 30.0"):
-            export(tmp_path / "a", tmp_path / "out", to=to)
+            export(tmp_path / "a", tmp_path / "out.gguf", to=to)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -269,9 +269,16 @@ def test_a_folder_that_holds_no_model_is_one_line(make, error, message: str, tmp
 def test_a_path_that_is_no_folder_is_one_line(tmp_path) -> None:
     with pytest.raises(WeightsError, match="no such folder"):
         sublayer.load(tmp_path / "absent")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(WeightsError, match="expected a folder"):
-        sublayer.load(tmp_path / "file")
+    for name, said in {
+        "file": "expected a folder or a .gguf file",
+        "model.safetensors": "expected the folder that holds it",
+        "weights.pt": "pickled weights can run code and are not read",
+    }.items():
+        (tmp_path / name).write_text("")
+        with pytest.raises(WeightsError, match=f"{name}: {said}"):
+            sublayer.load(tmp_path / name)
+    with pytest.raises(WeightsError, match=r"no such folder \(did you mean 'weights.pt'\?\)"):
+        sublayer.load(tmp_path / "weight")
 
 
 def test_a_json_file_beyond_any_real_one_is_not_read(tmp_path) -> None:

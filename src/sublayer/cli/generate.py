@@ -80,6 +80,8 @@ def command(
     options = read_options(asked)  # a mistake is told before anything is loaded
     model = local(model)
     spec, _ = read_spec(model)  # a folder that holds no model is told as such
+    if spec.decoder is None or spec.head is None or spec.vocab is None:
+        raise UsageError(f"{model}: cannot generate: that takes a decoder over tokens with a head")
     if spec.encoder is not None and spec.decoder is not None and all(one.source is None for one in requests):
         raise UsageError(f"{model}: an encoder-decoder: give a --source a prompt, or use sublayer translate")
     tokenizer = load_tokenizer(model) if stop or _textual(requests) or _has_tokenizer(model) else None

@@ -60,7 +60,7 @@ def main(args: Sequence[str] | None = None) -> int:
         try:
             return typer.main.get_command(app).main(args, prog_name="sublayer", standalone_mode=False) or 0
         except TyperException as error:
-            return _complain(error.format_message(), error.exit_code)
+            return _complain(error.format_message().replace("Value error, ", ""), error.exit_code)
 
 
 class Commands(TyperGroup):

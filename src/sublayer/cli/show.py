@@ -137,6 +137,8 @@ def _find(name: str) -> "tuple[Model, str | None, About | None]":
     if name in sizes:
         return model(name), sizes[name], None
     if not Path(name).exists() and HubName.read(name) is None:
+        if "/" in name or Path(name).suffix[1:].isalpha():  # meant as a path
+            raise UsageError(f"{name}: no such file or folder; and of the published sizes, none is called that")
         raise UsageError(f"unknown model {name!r}{nearest(name, sizes)}")
     from ..inspect.checkpoint import about
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 from torch.nn import Module
 
+from ..nn.head import Classifier, Head, Spans
 from ..nn.latent import LatentAttentionOp
 from ..nn.moe import MoEOp
 from ..nn.op import Op
@@ -81,8 +82,15 @@ def memory(spec: Model, rows: int, length: int, dtype: torch.dtype = torch.bfloa
         state,
         needed,
         size * (4 * spec.dim * read + max((_held(op, spec.dim, read, length) for op in _sublayers(model)), default=0)),
-        answers * (spec.vocab or 0) * (size + 8),
+        answers * _answered(spec) * (size + 8),
     )
+
+
+def _answered(spec: Model) -> int:
+    """Logits of a token; none where vectors are the answer."""
+    if isinstance(spec.head, Head):
+        return spec.vocab or 0
+    return spec.head.classes if isinstance(spec.head, Classifier) else 2 if isinstance(spec.head, Spans) else 0
 
 
 def _sublayers(model: ModelOp) -> Iterator[Module]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..errors import InputError, SpecError, UsageError
+from ..errors import InputError, SpecError, UsageError, WeightsError
 from ..files import replacing, replacing_folder
 from ..gguf_header import model_name, part, part_count
 from ..nn.head import Pooled
@@ -109,10 +110,17 @@ def _check_out(source: Path, out: Path, to: str, force: bool, in_parts: bool) ->
         raise UsageError(f"{out}: is what is exported; choose another place")
     if to == "gguf" and out.is_dir():
         raise UsageError(f"{out}: is a folder; name the file, such as {out / 'model.gguf'}")
+    if to == "gguf" and out.suffix != ".gguf":
+        raise UsageError(f"{out}: a GGUF file is known by its name's end; name it {out.name}.gguf")
     if to == "gguf" and part_count(out) > 1:
         raise UsageError(f"{out}: is the name of a part; name the whole, such as {model_name(out)}.gguf")
     if to == "hf" and out.exists() and not out.is_dir():
         raise UsageError(f"{out}: is a file; name a folder")
+    above = next(folder for folder in out.absolute().parents if folder.exists())
+    if not os.access(above, os.W_OK):  # told before anything is read
+        raise WeightsError(f"{out}: cannot be written: {above} is not for writing")
+    if not above.is_dir() and above != out.absolute():
+        raise UsageError(f"{out}: cannot be written: {above} is a file")
     if there and not force:
         raise UsageError(f"{min(there)}: is there already; --force replaces it")
     if there and to == "hf":
@@ -145,7 +153,10 @@ def _export_hf(
     model = load(source, dtype=dtype, progress=progress)
     length = trained_length(source, model.spec)
     with replacing_folder(out) as beside:
-        save(model, beside, layout="hf", shard_size=shard_size, progress=progress)
+        try:
+            save(model, beside, layout="hf", shard_size=shard_size, progress=progress)
+        except WeightsError as error:  # the name beside it is nothing to a user
+            raise WeightsError(str(error).replace(str(beside), str(out))) from None
         config = read_json(beside / "config.json")
         given = {key: value for key, value in (read_config(source) or {}).items() if key in KEPT}
         if theirs:

@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from .hub import local
 from .safetensors import SCALED, SafeTensors
 from .scaled import Scaled, quantisation
 
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+PICKLES = "pickled weights can run code and are not read; convert to safetensors"
 MAX_JSON_BYTES = 64 << 20  # no config or index of a real model comes near
 
 
@@ -54,13 +57,13 @@ def load(
         if family is not None:
             spec, tied = _settle_tying(spec, family, files, spell)
             unread = (*unread, *map(spell, unread), *tied)
-        _check_layers(spec, files)
+        _check_layers(spec, files, path)
         model = spec.empty(device="meta")
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         table = names(family, spec) if family is not None else None
         rows = [Row(name, name) for name in shapes] if table is None else expand(table, model, len(files.names))
         rows = [Row(tuple(map(spell, row.their_names)), row.ours, row.change) for row in rows]
-        _check_names(files, rows, unread)
+        _check_names(files, rows, unread, path)
         for row in rows:
             _check_shapes(row, files, shapes)
         model.make_room(device, dtype)  # only now: a file that does not fit costs no memory
@@ -76,7 +79,7 @@ def load_into(model: ModelOp, path: Path | str) -> None:
     with Checkpoint.open(Path(path)) as files:
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         rows = [Row(name, name) for name in shapes]
-        _check_names(files, rows, ())
+        _check_names(files, rows, (), path)
         for row in rows:
             _check_shapes(row, files, shapes)
         _fill_all(rows, files, model)
@@ -127,7 +130,7 @@ def read_spec(folder: Path) -> tuple[Model, Any]:
     if file is not None:
         return _read_gguf(_read_source(file))[2:]
     if not folder.is_dir():
-        raise WeightsError(f"{folder}: no such folder" if not folder.exists() else f"{folder}: expected a folder")
+        raise WeightsError(f"{folder}: {_why_not(folder)}")
     ours, theirs = folder / "spec.json", folder / "config.json"
     path = ours if ours.exists() else theirs
     if not path.exists():
@@ -137,6 +140,18 @@ def read_spec(folder: Path) -> tuple[Model, Any]:
         return (Model.from_json(read_json(ours)), None) if path is ours else from_hf(quantisation(read_json(theirs))[0])
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from None
+
+
+def _why_not(path: Path) -> str:
+    """Why no model is read from a path that is no folder."""
+    if not path.exists():
+        beside = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
+        close = get_close_matches(path.name, [one.name for one in beside], n=1)
+        return f"no such folder (did you mean {close[0]!r}?)" if close else "no such folder"
+    if path.suffix in PICKLED:
+        return PICKLES
+    inside = "the folder that holds it" if path.suffix in (".safetensors", ".json") else "a folder or a .gguf file"
+    return f"expected {inside}"
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
@@ -279,9 +294,9 @@ def _files(folder: Path, stem: str) -> dict[Path, list[str]]:
         for tensor, name in shards.items():
             listed[folder / name].append(tensor)
         return listed
-    pickled = next((p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl")), None)
+    pickled = next((p.name for p in folder.iterdir() if p.suffix in PICKLED), None)
     if pickled is not None:
-        raise WeightsError(f"{folder / pickled}: pickled weights can run code and are not read; convert to safetensors")
+        raise WeightsError(f"{folder / pickled}: {PICKLES}")
     raise WeightsError(f"{folder}: no {stem}.safetensors and no {stem}.safetensors.index.json")
 
 
@@ -321,20 +336,21 @@ def _spelling(family: Any, files: Files) -> Callable[[str], str]:
     return spell
 
 
-def _check_layers(spec: Model, files: Files) -> None:
+def _check_layers(spec: Model, files: Files, path: Path | str) -> None:
     """Before they are built, even without memory: each layer takes a tensor at least."""
     layers = sum(len(trunk.blocks) for trunk in (spec.encoder, spec.decoder) if trunk is not None)
     if layers > len(files.names):
-        raise WeightsError(f"the description has {layers} layers, the checkpoint {len(files.names)} tensors")
+        raise WeightsError(f"{path}: the description has {layers} layers, the checkpoint {len(files.names)} tensors")
 
 
-def _check_names(files: Files, rows: list[Row], ignored: Iterable[str]) -> None:
+def _check_names(files: Files, rows: list[Row], ignored: Iterable[str], path: Path | str) -> None:
     wanted = {name for row in rows for name in row.their_names}
     missing = sorted(wanted - files.names)
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise WeightsError(
-            f"tensor {files.called(missing[0])}{more} missing from the checkpoint, which has {len(files.names)} tensors"
+            f"{path}: tensor {files.called(missing[0])}{more} missing from the checkpoint, which has"
+            f" {len(files.names)} tensors"
         )
     extra = sorted(name for name in files.names - wanted if not matches(ignored, name))
     if extra:

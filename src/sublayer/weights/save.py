@@ -84,7 +84,7 @@ def save(
                 progress("writing", total, total)
             _write_json(description, about)
     except OSError as error:
-        raise WeightsError(f"{folder}: cannot be written: {error}") from None
+        raise WeightsError(f"{error.filename or folder}: cannot be written: {error.strerror}") from None
 
 
 def _kinds(rows: Sequence[Row], parameters: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Kind]:

@@ -116,7 +116,7 @@ def write_gguf(
                 said, tensors = split | (metadata if i == 0 else {}), {name: plan[name] for name in group}
                 _write(beside.enter_context(replacing(file)), table.name, said, tensors, tell)
     except OSError as error:
-        raise WeightsError(f"{path}: cannot be written: {error}") from None
+        raise WeightsError(f"{error.filename or path}: cannot be written: {error.strerror}") from None
     return paths
 
 
