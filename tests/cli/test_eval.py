@@ -1,13 +1,15 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 import sublayer
 from sublayer.cli.main import main
 from sublayer.eval import Texts, score
 from sublayer.recipes import bert, llama
-from sublayer.text import Bytes
+from sublayer.text import Bytes, Characters
 
 END = 256
 
@@ -56,6 +58,44 @@ def test_figures_go_to_stdout_and_speed_to_stderr(folder: Path, run, tmp_path: P
     )
     assert "windows         6 tokens every 3\nbits per byte   " in out
     assert err.endswith(" tokens/s\n")
+
+
+def test_another_model_is_compared_with(folder: Path, run, tmp_path: Path) -> None:
+    """A head of three times the weights: the distribution is known from the first one's logits."""
+    model = sublayer.load(folder)
+    model.get_parameter("head.weight").data.mul_(3)
+    sublayer.save(model, tmp_path / "sharp")
+    Bytes(("<|end|>",)).save(tmp_path / "sharp")
+    (tmp_path / "a.txt").write_text("some text")
+    options = ("--text", tmp_path / "a.txt", "--length", 16)
+    code, out, _ = run(folder, *options, "--against", tmp_path / "sharp", "--json")
+    found = json.loads(out)
+    ids = torch.tensor([[END, *b"some text"]])
+    with torch.no_grad():
+        logits = sublayer.load(folder)(ids)[0, :-1].double()
+    mine, other = logits.log_softmax(-1), (3 * logits).log_softmax(-1)
+    assert code == 0
+    assert found["bits_per_byte"] == pytest.approx(json.loads(run(folder, *options, "--json")[1])["bits_per_byte"])
+    assert found["against"] == {
+        "model": str(tmp_path / "sharp"), "agreement": 1.0,
+        "divergence": pytest.approx(float((other.exp() * (other - mine)).sum(-1).mean()), rel=1e-5),
+        "bits_per_byte": pytest.approx(json.loads(run(tmp_path / "sharp", *options, "--json")[1])["bits_per_byte"]),
+    }  # fmt: skip
+    assert f"against         {tmp_path / 'sharp'}, " in run(folder, *options, "--against", tmp_path / "sharp")[1]
+
+
+def test_models_of_other_tokens_are_not_compared(folder: Path, run, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("ab")
+    shutil.copytree(folder, tmp_path / "other")
+    Characters("ba").save(tmp_path / "other")
+    code, out, err = run(folder, "--text", tmp_path / "a.txt", "--length", 4, "--against", tmp_path / "other")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"{tmp_path / 'other'}: its tokens of this text are not those of {folder}" in err
+    sublayer.save(llama(32, 1, 4, 2, hidden=64, vocab=300).build(), tmp_path / "wider")
+    Bytes(("<|end|>",)).save(tmp_path / "wider")
+    code, _, err = run(folder, "--text", tmp_path / "a.txt", "--length", 4, "--against", tmp_path / "wider")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "the model has 257 ids, the other 300" in err
 
 
 @pytest.mark.parametrize(

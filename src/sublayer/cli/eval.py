@@ -4,7 +4,7 @@ import json
 import math
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,6 +24,9 @@ def command(
         int | None, typer.Option(min=1, help=f"Tokens of a window; default: what the model reads, {LONGEST} at most.")
     ] = None,
     stride: Annotated[int | None, typer.Option(min=1, help="Tokens between windows; default: half a window.")] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Another model of the same tokens: how far predictions are from its own.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     dtype: Annotated[Dtype, typer.Option(help="Of the weights.")] = "float32",
     device: Annotated[str, typer.Option(help="Where to run, as torch names it.")] = "cpu",
@@ -31,19 +34,22 @@ def command(
     """Score text with a model: bits per byte, bits per token, perplexity.
 
     Documents are scored one by one, each token once, with at least length - stride tokens of its document before it, or
-    all that there are. Results go to stdout, progress to stderr.
+    all that there are. With --against (the file before it was quantised, say), both are asked, and the mean KL
+    divergence and the share of equal likeliest tokens are told. Results go to stdout, progress to stderr.
     """
     from ..errors import SublayerError, UsageError
     from ..weights.hub import local
     from ..weights.load import load, read_spec
 
-    model = local(model)
+    model, against = local(model), local(against) if against is not None else None
     spec, _ = read_spec(model)
 
+    import numpy as np
     import torch
 
     from ..data.readers import documents
-    from ..eval.text import Texts, begin_token, refuse, score
+    from ..eval import Texts, begin_token, compare, score
+    from ..eval.text import refuse
     from ..text import load_tokenizer
     from ..weights.context import trained_length
     from .progress import telling
@@ -58,32 +64,56 @@ def command(
     stride = stride or max(1, length // 2)
     if stride > length:
         raise UsageError(f"--stride {stride}: windows of {length} tokens would leave some out")
-    tokenizer = load_tokenizer(model)
-    begin = begin_token(model, tokenizer)
-    texts = Texts.encode((document.text for document in documents(text, field=field)), tokenizer, begin)
+    begin = begin_token(model, load_tokenizer(model))
+
+    def encoded(path: Path) -> Texts:
+        return Texts.encode((document.text for document in documents(text, field=field)), load_tokenizer(path), begin)
+
+    texts = encoded(model)
+    if against is not None and not np.array_equal(encoded(against).ids, texts.ids):
+        raise UsageError(f"{against}: its tokens of this text are not those of {model}, so nothing can be compared")
     built = load(model, dtype=getattr(torch, dtype), device=device)
+    reference = load(against, dtype=getattr(torch, dtype), device=device) if against is not None else None
     began = time.perf_counter()
     with telling("tokens scored") as progress:
-        found = score(built, texts, length=length, stride=stride, progress=progress)
+        windows = {"length": length, "stride": stride, "progress": progress}
+        compared = compare(built, reference, texts, **windows) if reference is not None else None
+        found = compared.score if compared is not None else score(built, texts, **windows)
     seconds = time.perf_counter() - began
-    if not math.isfinite(found.nats):
-        raise SublayerError(f"{model}: its probabilities are not finite in {dtype}; another --dtype may do")
+    for path, scored in ((model, found), (against, compared.reference if compared is not None else found)):
+        if not math.isfinite(scored.nats):
+            raise SublayerError(f"{path}: its probabilities are not finite in {dtype}; another --dtype may do")
     shown = {
         "bits_per_byte": found.bits_per_byte, "bits_per_token": found.bits, "perplexity": found.perplexity,
         "nats": found.nats, "documents": texts.documents, "bytes": found.bytes, "tokens": found.tokens,
         "begin": begin, "length": length, "stride": stride, "dtype": dtype, "seconds": seconds,
     }  # fmt: skip
-    if as_json:
-        typer.echo(json.dumps({"model": str(model)} | shown))
-        return
+    if compared is not None:
+        shown["against"] = {
+            "model": str(against), "bits_per_byte": compared.reference.bits_per_byte,
+            "divergence": compared.divergence, "agreement": compared.agreement,
+        }  # fmt: skip
+    typer.echo(json.dumps({"model": str(model)} | shown) if as_json else _in_words(shown))
+    if not as_json:
+        typer.echo(f"{seconds:.1f} s, {found.tokens / seconds:.1f} tokens/s", err=True)
+
+
+def _in_words(shown: dict[str, Any]) -> str:
+    begin, against = shown["begin"], shown.get("against")
     behind = "behind no token: their first ones are not asked" if begin is None else f"each behind token {begin}"
-    typer.echo(
-        f"documents       {texts.documents:,}, {behind}\n"
-        f"bytes           {found.bytes:,}\n"
-        f"tokens          {found.tokens:,}, {found.bytes / found.tokens:.2f} bytes each\n"
-        f"windows         {length:,} tokens every {stride:,}\n"
-        f"bits per byte   {found.bits_per_byte:.4f}\n"
-        f"bits per token  {found.bits:.4f}\n"
-        f"perplexity      {found.perplexity:.4f}"
-    )
-    typer.echo(f"{seconds:.1f} s, {found.tokens / seconds:.1f} tokens/s", err=True)
+    lines = [
+        f"documents       {shown['documents']:,}, {behind}",
+        f"bytes           {shown['bytes']:,}",
+        f"tokens          {shown['tokens']:,}, {shown['bytes'] / shown['tokens']:.2f} bytes each",
+        f"windows         {shown['length']:,} tokens every {shown['stride']:,}",
+        f"bits per byte   {shown['bits_per_byte']:.4f}",
+        f"bits per token  {shown['bits_per_token']:.4f}",
+        f"perplexity      {shown['perplexity']:.4f}",
+    ]
+    if against is not None:
+        lines += [
+            f"against         {against['model']}, {against['bits_per_byte']:.4f} bits per byte",
+            f"KL divergence   {against['divergence']:.4g} nats a token",
+            f"same likeliest  {against['agreement']:.2%} of the tokens",
+        ]
+    return "\n".join(lines)

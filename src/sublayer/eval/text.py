@@ -108,24 +108,33 @@ def score(
     progress is told tokens that were asked, of all, and the share of the work done.
     Raises UsageError for a model that gives text no probability, and for windows that cannot be meant.
     """
-    refuse(model.spec)
+    fit(model.spec, texts, length)
+    found = evaluate(model, batches(texts, length, stride, progress), next_token)
+    return replace(found, bytes=texts.bytes)
+
+
+def fit(spec: Model, texts: Texts, length: int) -> None:
+    """Raises UsageError for a model that cannot be asked for texts in windows of so many tokens."""
+    refuse(spec)
+    if spec.context is not None and length > spec.context:
+        raise UsageError(f"windows of {length} tokens: the model has {spec.context} positions")
+    if spec.vocab is not None and int(texts.ids.max()) >= spec.vocab:
+        raise UsageError(f"the tokenizer's id {texts.ids.max()} is beyond the model's {spec.vocab} ids")
+
+
+def batches(
+    texts: Texts, length: int, stride: int | None, progress: Callable[[int, int, float], None]
+) -> Iterator[Batch]:
+    """The windows of texts, with labels where a token is asked; the arguments are those of `score`."""
     stride = max(1, length // 2) if stride is None else stride
-    if model.spec.context is not None and length > model.spec.context:
-        raise UsageError(f"windows of {length} tokens: the model has {model.spec.context} positions")
-    if model.spec.vocab is not None and int(texts.ids.max()) >= model.spec.vocab:
-        raise UsageError(f"the tokenizer's id {texts.ids.max()} is beyond the model's {model.spec.vocab} ids")
-
-    def batches() -> Iterator[Batch]:
-        done, rows = 0, max(1, TOKENS // length)
-        count = -(-max(len(texts) - 1 - length, 0) // stride) + 1
-        for number, (found, counted) in enumerate(windows(texts, length, stride, rows), 1):
-            batch = next_tokens(found, None)
-            labels = batch.labels.masked_fill(counted == IGNORED, IGNORED)
-            yield replace(batch, labels=labels)
-            done += int((labels != IGNORED).sum())
-            progress(done, texts.tokens, min(number * rows / count, 1.0))
-
-    return replace(evaluate(model, batches(), next_token), bytes=texts.bytes)
+    done, rows = 0, max(1, TOKENS // length)
+    count = -(-max(len(texts) - 1 - length, 0) // stride) + 1
+    for number, (found, counted) in enumerate(windows(texts, length, stride, rows), 1):
+        batch = next_tokens(found, None)
+        labels = batch.labels.masked_fill(counted == IGNORED, IGNORED)
+        yield replace(batch, labels=labels)
+        done += int((labels != IGNORED).sum())
+        progress(done, texts.tokens, min(number * rows / count, 1.0))
 
 
 def refuse(spec: Model) -> None:
