@@ -32,9 +32,9 @@ READERS = (
 NOT_OF_FILES = {
     "dtype=": "asked for, not in a file",
     "device ": "asked for, not in a file",
-    "no such folder": "there is one",
+    "_why_not(folder)": "there is one",
     "neither spec.json": "there is one",
-    "pickled weights": "tried in tests/weights/test_load.py",
+    "{PICKLES}": "tried in tests/weights/test_load.py",
     "and no {stem}": "tried in tests/weights/test_load.py",
     "cannot be read": "the disk's failures",
     "more GGUF models": "there is one",
