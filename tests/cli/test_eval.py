@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import sublayer
+from sublayer.cli import progress
 from sublayer.cli.main import main
 from sublayer.eval import Texts, score
 from sublayer.recipes import bert, llama
@@ -96,6 +97,16 @@ def test_models_of_other_tokens_are_not_compared(folder: Path, run, tmp_path: Pa
     code, _, err = run(folder, "--text", tmp_path / "a.txt", "--length", 4, "--against", tmp_path / "wider")
     assert (code, err.count("\n")) == (2, 1)
     assert "the model has 257 ids, the other 300" in err
+
+
+def test_long_jobs_tell_how_far_they_have_come(
+    folder: Path, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "AFTER", 0.0)
+    (tmp_path / "a.txt").write_text("some text")
+    err = run(folder, "--text", tmp_path, "--length", 6)[2]
+    assert "reading text: 9 B of 9 B, " in err
+    assert "tokens scored: 9 of 9, " in err
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def trained(run) -> str:
 def test_train_writes_a_tokenizer_and_says_what_came_of_it(run) -> None:
     code, out, err = run("train", "code", "--vocab", "280", "--out", "new/t")
     assert code == 0
-    assert out.startswith("new/t: 280 ids, from 2 documents (0.1 kB) in ")
+    assert out.startswith("new/t: 280 ids, from 2 documents (146 B) in ")
     assert "next: sublayer tokenizer encode new/t" in err
     tokenizer = load_tokenizer("new/t")
     assert isinstance(tokenizer, BytePairs)
@@ -134,7 +134,7 @@ def test_decode_prints_the_text(run, trained) -> None:
 def test_audit_shows_tokenizers_side_by_side(run, trained) -> None:
     code, out, err = run("audit", "t", "bytes", "--on", "code/a.py", "--on", "code/b.md")
     assert (code, err) == (0, "")
-    assert "2 documents, 0.1 kB of text" in out
+    assert "2 documents, 146 B of text" in out
     for shown in ("Latin", "white space", ".py", ".md", "KV cache", "one text in llama3-8b"):
         assert shown in out
     total, cost = (line.split() for line in out.splitlines() if line.startswith("bytes "))
@@ -262,6 +262,6 @@ def test_an_interruption_leaves_nothing_behind(run, trained, monkeypatch: pytest
 def test_long_jobs_tell_how_far_they_have_come(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "AFTER", 0.0)
     told = run("train", "code", "--vocab", "280", "--out", "t").err
-    assert "reading text: 0.1 kB of 0.1 kB, " in told
+    assert "reading text: 146 B of 146 B, " in told
     assert "merging pairs: " in told
-    assert "encoding: 0.1 kB of 0.1 kB, " in run("audit", "bytes", "t", "--on", "code").err
+    assert "encoding: 146 B of 146 B, " in run("audit", "bytes", "t", "--on", "code").err

@@ -3,12 +3,14 @@
 import json
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from .generate import Dtype
+from .progress import Line, size, telling
 
 LONGEST = 2048  # tokens of a window, unless told otherwise: few models gain much from more, and time grows
 
@@ -47,12 +49,10 @@ def command(
     import numpy as np
     import torch
 
-    from ..data.readers import documents
     from ..eval import Texts, begin_token, compare, score
     from ..eval.text import refuse
     from ..text import load_tokenizer
     from ..weights.context import trained_length
-    from .progress import telling
 
     try:
         refuse(spec)
@@ -66,11 +66,12 @@ def command(
         raise UsageError(f"--stride {stride}: windows of {length} tokens would leave some out")
     begin = begin_token(model, load_tokenizer(model))
 
-    def encoded(path: Path) -> Texts:
-        return Texts.encode((document.text for document in documents(text, field=field)), load_tokenizer(path), begin)
+    def encoded(path: Path, what: str) -> Texts:
+        with Line() as line:
+            return Texts.encode(_read(text, field, line, what), load_tokenizer(path), begin)
 
-    texts = encoded(model)
-    if against is not None and not np.array_equal(encoded(against).ids, texts.ids):
+    texts = encoded(model, "reading text")
+    if against is not None and not np.array_equal(encoded(against, "reading it again").ids, texts.ids):
         raise UsageError(f"{against}: its tokens of this text are not those of {model}, so nothing can be compared")
     built = load(model, dtype=getattr(torch, dtype), device=device)
     reference = load(against, dtype=getattr(torch, dtype), device=device) if against is not None else None
@@ -117,3 +118,12 @@ def _in_words(shown: dict[str, Any]) -> str:
             f"same likeliest  {against['agreement']:.2%} of the tokens",
         ]
     return "\n".join(lines)
+
+
+def _read(paths: list[str], field: str, line: Line, what: str) -> Iterator[str]:
+    from ..data.readers import Seen, documents, measure
+
+    seen, whole = Seen(), measure(paths).bytes
+    for document in documents(paths, field=field, seen=seen):
+        line.stage(what, seen.bytes, whole, size)
+        yield document.text

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from .progress import Line
+from .progress import Line, size
 
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 
@@ -38,7 +38,7 @@ def command(
     with Line() as line:
 
         def progress(what: str, done: int, total: int) -> None:
-            line.stage(what, done, total, _size)
+            line.stage(what, done, total, size)
 
         def note(told: str) -> None:
             line.clear()
@@ -48,11 +48,11 @@ def command(
             model, out, to=to, quantize=quantize, dtype=getattr(torch, dtype) if dtype else None, shard_size=shard,
             force=force, progress=progress, note=note,
         )  # fmt: skip
-    typer.echo(f"{out}  {_size(sum(file.stat().st_size for file in files))}")
+    typer.echo(f"{out}  {size(sum(file.stat().st_size for file in files))}")
     if files != [out]:
         wide = max(len(file.name) for file in files)
         for file in files:
-            typer.echo(f"  {file.name:<{wide}}  {_size(file.stat().st_size):>8}")
+            typer.echo(f"  {file.name:<{wide}}  {size(file.stat().st_size):>8}")
 
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -62,18 +62,10 @@ def _bytes(text: str) -> int:
     from ..errors import UsageError
 
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", text.strip().lower())
-    size = 0
+    count = 0
     if found:
         power = 2 ** (10 * "kmgt".index(found[2]) + 10) if found[2] and found[3] else UNITS[found[2]]
-        size = int(float(found[1]) * power)
-    if size < 1:
+        count = int(float(found[1]) * power)
+    if count < 1:
         raise UsageError(f"--shard-size {text}: expected a size such as 5GB, 500MB or 2GiB")
-    return size
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.2f} GB"
+    return count

@@ -20,6 +20,15 @@ def number(count: float) -> str:
     return f"{count:,}" if isinstance(count, int) else f"{count:,.1f}"
 
 
+def size(count: float) -> str:
+    """Bytes in words."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"
+
+
 class Line:
     """One line that changes in a terminal; elsewhere a line now and then. `with` takes it away at the end."""
 

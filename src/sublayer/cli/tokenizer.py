@@ -14,7 +14,7 @@ import typer
 
 from ..errors import InputError, UsageError
 from .main import HELP
-from .progress import Line
+from .progress import Line, size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -64,13 +64,13 @@ def train(
         raise UsageError(f"--out {out}: a file, where a folder is needed")
     if (out / "tokenizer.json").exists() and not overwrite:
         raise UsageError(f"--out {out}: there is a tokenizer.json already; choose another folder, or --overwrite")
-    begun, seen, size = time.perf_counter(), Seen(), measure(paths).bytes
+    begun, seen, whole = time.perf_counter(), Seen(), measure(paths).bytes
     texts = (document.text for document in documents(paths, field=field, bad_bytes=bad_bytes, seen=seen))
     with Line() as line:
 
         def progress(stage: str, done: int, total: int | None) -> None:
             if stage == "count":
-                line.stage("reading text", seen.bytes, size, _size)
+                line.stage("reading text", seen.bytes, whole, size)
             else:
                 line.stage("merging pairs", done, total or 1)
 
@@ -82,7 +82,7 @@ def train(
             made = Characters.train(texts, end=end or None, progress=progress)
     made.save(out)
     seconds = time.perf_counter() - begun
-    typer.echo(f"{out}: {made.size:,} ids, from {_many(seen.documents, 'document')} ({_size(size)}) in {seconds:.1f} s")
+    typer.echo(f"{out}: {made.size:,} ids, from {_many(seen.documents, 'document')} ({size(whole)}) in {seconds:.1f} s")
     left = {"bad places in documents left out or replaced": seen.bad, "binary files passed over": seen.binary}
     for what, count in left.items():
         if count:
@@ -149,10 +149,10 @@ def audit(
     spec = _model(model)
     made = dict(zip(_names(tokenizers), map(_load, tokenizers), strict=True))
     paths = on or ["stdlib:"]
-    seen, size = Seen(), measure(paths).bytes
+    seen, whole = Seen(), measure(paths).bytes
     texts = ((each.text, each.source) for each in documents(paths, field=field, bad_bytes=bad_bytes, seen=seen))
     with Line() as line:
-        found = audit(made, texts, lambda done: line.stage("encoding", seen.bytes, size, _size))
+        found = audit(made, texts, lambda done: line.stage("encoding", seen.bytes, whole, size))
     costs = _costs(found, spec, context)
     if as_json:
         typer.echo(json.dumps(_as_json(found, costs, model, context), ensure_ascii=False))
@@ -286,7 +286,7 @@ def _print(found: Audit, costs: dict[str, dict[str, float]], model: str) -> None
             _share(all_of_it.whole_share),
             _share(all_of_it.lost_share) if report.changed else "none",
         )
-    console.print(f"{_many(found.documents, 'document')}, {_size(found.bytes)} of text", markup=False)
+    console.print(f"{_many(found.documents, 'document')}, {size(found.bytes)} of text", markup=False)
     console.print(total)
     for name, report in reports.items():
         if report.changed:
@@ -355,7 +355,3 @@ def _flops(count: float) -> str:
 
 def _many(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count / 1e3:,.1f} kB"
