@@ -231,6 +231,15 @@ def test_what_the_format_cannot_express_is_refused_by_name(change: str, said: st
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_a_model_without_a_head_is_refused(name: str, tmp_path: Path) -> None:
+    """llama.cpp would make one of the table."""
+    module = family(name)
+    spec = getattr(module, name)(**module.TINY).replace(head=None, tied=False)
+    with pytest.raises(SpecError, match=rf"GGUF's {name} has a head, and this model \(\w+Model\) has none"):
+        write_gguf(spec.build(), tmp_path / "x.gguf")
+
+
 @pytest.mark.parametrize(("name", "key"), [("mamba", "expand"), ("jamba", "mamba_expand")])
 def test_an_inner_width_that_llama_cpp_does_not_compute_is_refused(name: str, key: str, tmp_path: Path) -> None:
     module = family(name)

@@ -3,6 +3,7 @@ answers the same. The other way, from their models to ours and back, is each rec
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from sublayer.errors import SpecError
 from sublayer.nn.head import of_documents
 from sublayer.recipes import family, to_hf
 from sublayer.step import Step
-from tests.case import Document, alone, rough
+from tests.case import Case, Document, alone, rough
 from tests.cases import CASES
 from tests.oracle import TOLERANCE, raised, reopened
 
@@ -28,15 +29,36 @@ ROUNDED = {"transformer": 1e-7}  # of the largest: they make its sinusoids in fp
 
 @pytest.mark.parametrize("name", OPENED)
 def test_an_export_opens_in_the_class_that_its_config_names(name: str, tmp_path: Path) -> None:
-    case = CASES[name]
+    check(CASES[name], name, tmp_path)
+
+
+def check(case: Case, name: str, folder: Path) -> None:
     model = rough(case)
-    sublayer.save(model, tmp_path, layout="hf")
+    sublayer.save(model, folder, layout="hf")
     (document,) = case.documents(case, [9], 18)
     with torch.no_grad():
         wanted = alone(model, document)
-        found = theirs(tmp_path, document)
+        found = theirs(folder, document)
     wanted = of_documents(wanted[None], Step())[0] if found.dim() == 1 else wanted
     assert_close(found, wanted, rtol=0, atol=ROUNDED.get(name, TOLERANCE) * float(wanted.abs().max()))
+
+
+HEADLESS = [name for name in OPENED if "," not in name and CASES[name].spec.decoder is not None]
+HEADLESS.remove("transformer")  # whose base class wants its sinusoids stored, which it makes all the same
+
+
+@pytest.mark.parametrize("name", HEADLESS)
+def test_so_does_a_model_without_a_head_in_the_base_class(name: str, tmp_path: Path) -> None:
+    """As it is read from the folder of one: its vectors are the same."""
+    case = CASES[name]
+    check(replace(case, spec=case.spec.replace(head=None, tied=False)), name, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"][0].endswith("Model")
+
+
+def test_so_does_t5s_encoder_alone(tmp_path: Path) -> None:
+    case = CASES["t5"]
+    alone = case.spec.replace(decoder=None, shared=False, head=None, tied=False)
+    check(replace(case, spec=alone, documents=CASES["bert"].documents), "t5", tmp_path)
 
 
 def theirs(folder: Path, document: Document) -> Tensor:

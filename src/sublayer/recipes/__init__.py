@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from types import ModuleType
@@ -255,17 +255,17 @@ def to_hf(spec: Model) -> tuple[dict[str, Any], Any]:
     near: tuple[str, list[Difference]] | None = None
     for name in FAMILIES:
         module = family(name)
-        try:
-            config = module.to_hf(spec)
-            back, _ = from_hf(config)
-        except (SpecError, AttributeError, LookupError, TypeError, ValueError, StopIteration):  # of another shape
-            continue
-        found = differences(spec, back)
-        if not found:
-            getattr(module, "check_hf", lambda spec: None)(spec)
-            return config, module
-        if near is None or len(found) < len(near[1]):
-            near = config["architectures"][0] if "architectures" in config else name, found
+        for config in _configs(module, spec):
+            try:
+                back, _ = from_hf(config)
+            except (SpecError, LookupError, StopIteration):
+                continue
+            found = differences(spec, back)
+            if not found:
+                getattr(module, "check_hf", lambda spec: None)(spec)
+                return config, module
+            if near is None or len(found) < len(near[1]):
+                near = config["architectures"][0] if "architectures" in config else name, found
     if near is None:
         able = [name for name in FAMILIES if family(name).HF]
         raise SpecError(f"no Hugging Face architecture expresses this model; families that have one: {', '.join(able)}")
@@ -275,3 +275,16 @@ def to_hf(spec: Model) -> tuple[dict[str, Any], Any]:
         f"no Hugging Face architecture expresses this model; the nearest is {name}, in which {path} is {theirs!r},"
         f" not {mine!r}{others}"
     )
+
+
+def _configs(module: Any, spec: Model) -> Iterator[dict[str, Any]]:
+    """What may express a spec in a family: its own to_hf's, and of a model without a head that of each base class,
+    some of which know one value only of what ties a head."""
+    try:
+        config = module.to_hf(spec)
+    except (SpecError, AttributeError, LookupError, TypeError, ValueError, StopIteration):  # of another shape
+        return
+    yield config
+    for base in (name for name in module.HF if name.endswith("Model") and spec.head is None):
+        yield config | {"architectures": [base]}
+        yield config | {"architectures": [base], "tie_word_embeddings": True}

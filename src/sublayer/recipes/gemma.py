@@ -287,7 +287,7 @@ def to_hf(model: Model) -> dict[str, Any]:
         "attn_logit_softcapping": attention.softcap,
     }
     if attention.causal:
-        config["final_logit_softcapping"] = model.find("head.softcap")
+        config["final_logit_softcapping"] = model.find("head.softcap") if model.head else None
     if not attention.qk_norm:
         return {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"} | config | rope
     local_rope = rope_to_hf(local.position, attention.head_size)

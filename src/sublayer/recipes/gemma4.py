@@ -359,7 +359,7 @@ def to_hf(model: Model) -> dict[str, Any]:
         "attention_dropout": first.dropout,
         "hidden_activation": {ours: theirs for theirs, ours in ACTIVATIONS.items()}[ffn.activation],
         "rms_norm_eps": model.find("decoder.norm.eps"),
-        "final_logit_softcapping": model.find("head.softcap"),
+        "final_logit_softcapping": model.find("head.softcap") if model.head else None,
         "tie_word_embeddings": model.tied,
         "rope_parameters": {
             kind: rope_to_hf(one.position, one.head_size)["rope_parameters"]

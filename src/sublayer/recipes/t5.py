@@ -178,8 +178,8 @@ def _read(config: Config, form: str, tied: bool, scaled: bool) -> Model:
 
 def to_hf(model: Model) -> dict[str, Any]:
     """The config.json of a spec of this family; the caller checks that it reads back as the same spec."""
-    attention, ffn = model.find("decoder.blocks.0.attn.op"), model.find("decoder.blocks.0.ffn.op")
-    bias = model.find("decoder.bias")
+    trunk = "decoder" if model.decoder else "encoder"
+    attention, ffn, bias = (model.find(f"{trunk}.{path}") for path in ("blocks.0.attn.op", "blocks.0.ffn.op", "bias"))
     forms = {(activation, gated): (name, theirs) for name, (activation, gated, theirs) in FORMS.items()}
     form, theirs = forms[ffn.activation, ffn.gated]
     return {
@@ -188,20 +188,20 @@ def to_hf(model: Model) -> dict[str, Any]:
         "is_encoder_decoder": True,
         "d_model": model.dim,
         "num_layers": len(model.find("encoder.blocks")),
-        "num_decoder_layers": len(model.find("decoder.blocks")),
+        "num_decoder_layers": len(model.find(f"{trunk}.blocks")),
         "num_heads": attention.heads,
         "d_kv": attention.head_size or model.dim // attention.heads,
         "d_ff": ffn.hidden,
-        "vocab_size": model.vocab,
+        "vocab_size": model.find(f"{trunk}.embed.vocab"),
         "feed_forward_proj": form,
         "is_gated_act": ffn.gated,
         "dense_act_fn": theirs,
         "relative_attention_num_buckets": bias.buckets,
         "relative_attention_max_distance": bias.distance,
-        "layer_norm_epsilon": model.find("decoder.norm.eps"),
+        "layer_norm_epsilon": model.find(f"{trunk}.norm.eps"),
         "dropout_rate": ffn.dropout,
         "tie_word_embeddings": model.tied,
-        "scale_decoder_outputs": model.find("head.scale") != 1.0,
+        "scale_decoder_outputs": model.head is not None and model.find("head.scale") != 1.0,
     }
 
 

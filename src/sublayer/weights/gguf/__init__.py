@@ -44,5 +44,8 @@ def writer(config: Config) -> Architecture:
     body = next((one for one in ARCHITECTURES if one.headless and one.model_type == line), None)
     if body is not None:
         raise SpecError(f"GGUF's {body.name} holds an encoder's vectors, and not the head of {name}")
+    whole = next((one for one in ARCHITECTURES if one.model_type == line and not one.headless), None)
+    if whole is not None:
+        raise SpecError(f"GGUF's {whole.name} has a head, and this model ({name}) has none")
     known = ", ".join(dict.fromkeys(one.name for one in ARCHITECTURES))
     raise SpecError(f"{name} has no GGUF architecture here; what has: {known}")
