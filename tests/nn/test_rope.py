@@ -273,6 +273,19 @@ def test_yarn_attention_factor_is_applied_once_and_an_explicit_one_wins():
     )
 
 
+def test_a_factor_of_yarns_attention_factor_is_multiplied():
+    """DeepSeek-R1-0528-Qwen3-8B's, which takes the usual one away."""
+    given = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    rope = rope_from_hf({"rope_scaling": given | {"attn_factor": 0.8782488562869419}}, 128)
+    assert rope.attention_factor == pytest.approx(1.0, abs=1e-15)
+    assert rope_from_hf({"rope_scaling": given}, 128).attention_factor == pytest.approx(1.138629, abs=5e-7)
+    for wrong in ({"attn_factor": 0}, {"attn_factor": "1"}, {"attn_factor": 1.0, "attention_factor": 1.0}):
+        with pytest.raises(SpecError, match=r"^rope_scaling\.attn_factor=.*: a number above 0, where"):
+            rope_from_hf({"rope_scaling": given | wrong}, 128)
+    with pytest.raises(SpecError, match=r"attn_factor: not a key of rope_type 'linear'"):
+        rope_from_hf({"rope_scaling": {"rope_type": "linear", "factor": 4.0, "attn_factor": 1.0}}, 128)
+
+
 @pytest.mark.parametrize(("length", "base"), [(500, 10000), (2048, 10000), (4096, 30527.74), (8192, 72195.86)])
 def test_dynamic_ntk_base_follows_the_length(length, base):
     angle = angles(Rope(scaling=DynamicNtk(2, 2048)), 1, 128, length)[1]  # base^(−2/128)

@@ -4,6 +4,7 @@ values are moved in numpy, and keys are set as llama.cpp's converters set them."
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +99,8 @@ def rope(writer: gguf.GGUFWriter, config: Config) -> None:
         writer.add_rope_scaling_factor(given["factor"])
     if kind == "yarn":
         writer.add_rope_scaling_orig_ctx_len(given["original_max_position_embeddings"])
+        if "attention_factor" in given:  # to llama.cpp, a factor of the usual one
+            writer.add_rope_scaling_attn_factors(given["attention_factor"] / (1 + 0.1 * math.log(given["factor"])))
 
 
 def llama(writer: gguf.GGUFWriter, config: Config) -> None:

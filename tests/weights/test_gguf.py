@@ -64,6 +64,7 @@ CASES: dict[str, tuple[type, dict[str, Any]]] = {
     "mixtral": (MixtralConfig, {}),
     "qwen2": (Qwen2Config, {}),
     "qwen2, yarn": (Qwen2Config, {"rope_parameters": YARN}),
+    "qwen3, yarn with a factor": (Qwen3Config, {"head_dim": 16, "rope_parameters": YARN | {"attention_factor": 0.8}}),
     "qwen3": (Qwen3Config, {"head_dim": 16}),
     "qwen3moe": (Qwen3MoeConfig, {"norm_topk_prob": True}),
     "olmo2": (Olmo2Config, {}),

@@ -123,7 +123,7 @@ CHANGES: list[tuple[dict[str, Any], type, str]] = [
     ({"llama.attention.value_length": 16}, SpecError, "value_length: not modelled where it differs"),
     ({"llama.rope.dimension_count": 4}, SpecError, "rope.dimension_count=4: this family rotates whole heads of 8"),
     ({"llama.rope.scaling.type": "warp", "llama.rope.scaling.factor": 2.0}, SpecError, "'warp' is not modelled"),
-    ({"llama.rope.scaling.attn_factor": 2.0}, SpecError, "attn_factor=2.0 is not modelled"),
+    ({"llama.rope.scaling.attn_factor": 2.0}, SpecError, "attn_factor=2.0 is modelled for yarn and longrope only"),
     ({"llama.attention.head_count": "4"}, SpecError, "llama.attention.head_count='4' is not a whole number"),
     ({"llama.attention.head_count_kv": "2"}, SpecError, "num_key_value_heads|kv_heads"),
     ({"llama.rope.freq_base": "x"}, SpecError, "Rope.theta: expected float, got 'x'"),

@@ -7,6 +7,7 @@ Source: Su et al. 2021, arXiv 2104.09864, eq. 34: pair i at position p turns by 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from operator import index
@@ -192,6 +193,7 @@ def rope_from_hf(config: Mapping[str, Any], head_size: int, *, pairing: Pairing 
     if kind not in _HF:
         raise SpecError(f"{where}.rope_type: {kind!r} is not known{nearest(kind, _HF)}")
     scaling, keys = _HF[kind]
+    more = given.pop("attn_factor", None) if kind == "yarn" else None  # a factor of the usual one, in DeepSeek's files
     unknown = next((key for key in given if key not in keys), None)
     if unknown is not None:
         raise SpecError(f"{where}.{unknown}: not a key of rope_type {kind!r}{nearest(unknown, keys)}")
@@ -216,7 +218,12 @@ def rope_from_hf(config: Mapping[str, Any], head_size: int, *, pairing: Pairing 
         if field.default is dataclasses.MISSING and fields.get(field.name) is None:
             key = theirs.get(field.name, "max_position_embeddings")
             raise SpecError(f"{key}: missing, rope_type {kind!r} needs it")
-    return Rope(theta, size, pairing, scaling(**fields))
+    made = scaling(**fields)
+    if more is not None:
+        if type(more) not in (float, int) or not 0 < more < math.inf or fields.get("attention_factor") is not None:
+            raise SpecError(f"{where}.attn_factor={more!r}: a number above 0, where there is no attention_factor")
+        made = made.replace(attention_factor=made.magnitude() * more)
+    return Rope(theta, size, pairing, made)
 
 
 def rope_to_hf(rope: Rope, head_size: int) -> dict[str, Any]:

@@ -66,8 +66,8 @@ def _scaling(source: Source, theta: float, size: int, truncate: bool) -> dict[st
     attention = source("rope.scaling.attn_factor", 1.0)
     if source.has(SHORT) or source.has(LONG):
         return _longrope(source, attention)
-    if attention != 1.0:
-        raise SpecError(f"{source.name}.rope.scaling.attn_factor={attention} is not modelled without {SHORT}")
+    if attention != 1.0 and (kind != "yarn" or factor in (0.0, 1.0) or source.has(DIVISORS)):
+        raise SpecError(f"{source.name}.rope.scaling.attn_factor={attention} is modelled for yarn and longrope only")
     if source.has(DIVISORS):
         if kind != "none" and factor not in (0.0, 1.0):
             raise SpecError(f"{source.name}.rope.scaling.type={kind!r} is not modelled beside {DIVISORS}")
@@ -89,6 +89,11 @@ def _scaling(source: Source, theta: float, size: int, truncate: bool) -> dict[st
         if source(f"rope.scaling.{key}", 1.0) != 1.0:
             raise SpecError(f"{source.name}.rope.scaling.{key} is not modelled")
     scale = source("rope.scaling.yarn_log_multiplier", 0.0)  # DeepSeek's two mscales, where they are one
+    if attention != 1.0:
+        if scale:
+            raise SpecError(f"{source.name}.rope.scaling.attn_factor is not modelled beside yarn_log_multiplier")
+        # A factor of the usual one, told in float32: six digits of their product are the file's.
+        return found | {"attention_factor": float(f"{yarn_magnitude(factor) * attention:.6g}")}
     return found | ({"mscale": scale * 10, "mscale_all_dim": scale * 10} if scale else {})
 
 
@@ -153,8 +158,9 @@ def _written(parameters: Config) -> dict[str, Any]:
         if scale:
             scaling["rope.scaling.yarn_log_multiplier"] = 0.1 * scale
         usual = yarn_magnitude(parameters["factor"])
-        if not math.isclose(parameters.get("attention_factor", usual), usual, rel_tol=1e-6):
-            raise SpecError("GGUF cannot say rope_parameters.attention_factor of YaRN")
+        attention = parameters.get("attention_factor", usual)
+        if not math.isclose(attention, usual, rel_tol=1e-6):
+            scaling["rope.scaling.attn_factor"] = attention / usual
     if kind == "longrope":
         trained = parameters["original_max_position_embeddings"]
         usual = _longrope_attention(parameters.get("factor", 1.0), trained)
