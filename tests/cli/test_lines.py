@@ -186,7 +186,10 @@ def test_half_a_line_is_cut_off_and_answered_again(folder: Path, run: Run, lines
         assert sorted(out.read_bytes().splitlines()) == sorted(whole.splitlines())
 
 
-@pytest.mark.parametrize("content", ["notes of mine\n", "notes", '{"a": 1}\n', "[]\n"])
+@pytest.mark.parametrize(
+    "content",
+    ["notes of mine\n", "notes", '{"row": 1, "mine": 2}', '{"row": [], "prompt_ids": []}\n', '{"a": 1}\n', "[]\n"],
+)
 def test_a_file_of_something_else_is_left_as_it_is(
     folder: Path, run: Run, lines: Any, tmp_path: Path, content: str
 ) -> None:

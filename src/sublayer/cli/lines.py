@@ -187,20 +187,20 @@ def _read_answers(path: Path, file: IO[bytes]) -> tuple[dict[int, bytes], int]:
     end = 0
     with open(file.fileno(), "rb", closefd=False) as lines:
         for number, line in enumerate(lines, 1):
-            if not line.endswith(b"\n"):
-                break
+            half = not line.endswith(b"\n")
             try:
                 data = json.loads(line)
-                done[data["row"]] = digest(tuple(data["prompt_ids"]))
-            except (ValueError, LookupError, TypeError, RecursionError):
+                answer = {data["row"]: digest(tuple(data["prompt_ids"]))}
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                if half and isinstance(error, ValueError) and BEGIN.startswith(line[: len(BEGIN)]):
+                    break
                 raise UsageError(
                     f"{path}, line {number}: not an answer of this command; name another --output"
                 ) from None
+            if half:
+                break
+            done |= answer
             end += len(line)
-    file.seek(end)
-    left = file.read(len(BEGIN))
-    if not BEGIN.startswith(left):
-        raise UsageError(f"{path}: holds something else than answers of this command; name another --output")
     return done, end
 
 
