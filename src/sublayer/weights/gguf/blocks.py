@@ -1,5 +1,5 @@
 """Quantised blocks as numbers. The commonest types are unpacked here, to the bit what the gguf package makes of them
-and in less than half the time; all others by it.
+and in a quarter to six tenths of its time; all others by it.
 
 A value is scale · code + offset; neighbouring codes share a scale. Types differ in how they pack the three.
 Source: the structs of ggml-common.h and dequantize_row_* of ggml-quants.c.
