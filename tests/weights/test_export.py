@@ -414,8 +414,9 @@ def test_an_export_that_is_interrupted_leaves_what_was_there(to, error: type[Bas
     sublayer.load(out if to == "hf" else out.rename(tmp_path / "out.gguf"))
 
 
-@pytest.mark.parametrize("to", ["hf", "gguf"])
-def test_what_a_killed_export_left_goes_with_the_next(to, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("to", "cut"), [("hf", None), ("gguf", None), ("gguf", 30_000)])
+def test_what_a_killed_export_left_goes_with_the_next(to, cut: int | None, tmp_path: Path) -> None:
+    """The next may be of another number of parts."""
     source, out = folder(tmp_path / "a", Bytes((END,))), tmp_path / "out.gguf"
     code = f"""
 import os, signal
@@ -427,7 +428,7 @@ def kill(what, done, total):
     if what == "writing":
         os.kill(os.getpid(), signal.SIGKILL)
 
-export({str(source)!r}, {str(out)!r}, to={to!r}, progress=kill)
+export({str(source)!r}, {str(out)!r}, to={to!r}, shard_size={cut!r}, progress=kill)
 """
     done = subprocess.run([sys.executable, "-c", code], env=os.environ)
     assert done.returncode == -signal.SIGKILL

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from glob import escape
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from gguf.quants import quantize
 from torch import Tensor
 
 from ...errors import SpecError, UsageError, WeightsError
-from ...files import replacing
-from ...gguf_header import COUNT, NUMBER, TOTAL, Header, Place, part
+from ...files import clean, replacing
+from ...gguf_header import COUNT, NUMBER, TOTAL, Header, Place, model_name, part
 from ...names import Row, expand
 from ...nn.sublayer import Model, ModelOp
 from ...recipes import from_hf, names, to_hf
@@ -109,6 +110,7 @@ def write_gguf(
         raise UsageError(f"shard_size={shard_size}: makes {count} parts; they can be numbered up to {MOST_PARTS}")
     paths = [part(path, i, count) for i in range(1, count + 1)]
     tell = _telling(progress, sum(one.size for one in plan.values()))
+    clean(path.parent, f"{escape(model_name(path))}-*-of-*.gguf")  # a killed one may have had other parts
     try:
         with ExitStack() as beside:  # left from behind: the first part gets its name last
             for i, (file, group) in enumerate(zip(paths, groups, strict=True)):
