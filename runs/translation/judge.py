@@ -65,8 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found: dict[str, Any] = {}
     for one in models:
         begun = time.monotonic()
-        told = telling(f"translating with {one.name}")
-        made = translate(one.model, one.tokenizer, sources, beams=BEAMS, length_penalty=PENALTY, progress=told)
+        with telling(f"translating with {one.name}") as told:
+            made = translate(one.model, one.tokenizer, sources, beams=BEAMS, length_penalty=PENALTY, progress=told)
         (asked.out / f"{one.name}.de").write_text("".join(f"{' '.join(x.split())}\n" for x in made), encoding="utf-8")
         found[one.name] = {**about(one), **scores(sources, targets, made), "decoding_seconds": time.monotonic() - begun}
     text = json.dumps({"sentences": len(pairs), "beams": BEAMS, "length_penalty": PENALTY, "models": found}, indent=1)
