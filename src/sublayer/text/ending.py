@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..files import read_bounded, replacing
+from .tokenizer import MAX_SIZE
 
 LARGEST = 1 << 28
 """Bytes of the largest file of a tokenizer that is read; the largest published is some 40 MB."""
@@ -21,7 +22,7 @@ def read_eos(folder: Path, id_of: Callable[[str], int | None]) -> tuple[int, ...
         found = read_json(folder / name).get("eos_token_id") if (folder / name).is_file() else None
         if found is not None:
             ids = tuple(found) if isinstance(found, list) else (found,)
-            if not all(type(token) is int and token >= 0 for token in ids):
+            if not all(type(token) is int and 0 <= token < MAX_SIZE for token in ids):
                 raise InputError(f"{folder / name}: eos_token_id is a token id or a list of them, got {found!r}")
             return ids
     path, config = folder / "tokenizer_config.json", read_config(folder)
@@ -80,9 +81,12 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises InputError for anything else."""
+    """The JSON object in a file. Raises InputError for anything else, and for strings that are no text."""
+    raw = read_bytes(path)
     try:
-        data = json.loads(read_bytes(path))
+        data = json.loads(raw)
+        if b"\\ud" in raw.lower():  # half a character, which JSON can say and no UTF-8 can
+            json.dumps(data, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: {error}") from None
     if not isinstance(data, dict):

@@ -16,9 +16,8 @@ from ..files import replacing
 from .bulk import to_bytes
 from .difference import DifferenceStream, streamed
 from .ending import marks, write_eos
-from .tokenizer import Ids, Names, Policy, check_id, check_policy, utf8
+from .tokenizer import MAX_SIZE, Ids, Names, Policy, check_id, check_policy, utf8
 
-MAX_SIZE = 1 << 24  # ids, for each of which something is kept; the largest vocabularies have a million
 BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 

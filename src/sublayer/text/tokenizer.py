@@ -12,6 +12,9 @@ from ..errors import InputError, UsageError
 Policy = Literal["text", "special", "error"]
 """What the name of a special token inside a text is: characters like any other, that token, or a mistake."""
 
+MAX_SIZE = 1 << 24
+"""Ids of a tokenizer that is read, for each of which something is kept; the largest vocabularies have a million."""
+
 Ids = np.ndarray[Any, np.dtype[np.uint32]]
 """Token ids of one text, [tokens]."""
 

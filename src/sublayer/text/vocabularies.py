@@ -13,7 +13,8 @@ from .byte_pairs import BytePairs
 from .ending import read_bytes, read_config, read_eos, read_json
 from .merges import Pair
 from .patterns import GPT2, QWEN2
-from .pretrained import MAX_SIZE, Pretrained
+from .pretrained import Pretrained
+from .tokenizer import MAX_SIZE
 
 END = "<|endoftext|>"
 
