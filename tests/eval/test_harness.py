@@ -239,6 +239,15 @@ def test_tasks_of_local_files_come_to_the_same(
     assert named["results"] == found["results"]
 
 
+def test_the_harness_knows_its_own_models_still() -> None:
+    program = (
+        "import sublayer.eval.harness; from lm_eval.api.registry import get_model;"
+        "print([get_model(name).__name__ for name in ('sublayer', 'dummy')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "['SublayerLM', 'DummyLM']\n", done.stderr
+
+
 def test_nothing_else_needs_the_harness() -> None:
     program = (
         "import sys; import sublayer.eval, sublayer.cli.eval, sublayer.cli.main; sys.modules['lm_eval'] = None\n"

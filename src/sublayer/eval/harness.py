@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import lm_eval.models  # noqa: F401 (registers its own, which it leaves where ours is registered first)
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
