@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
+from gguf import GGUFReader
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -333,6 +335,22 @@ def test_a_full_disk_is_told_by_the_name_that_was_asked_for(tmp_path: Path, monk
         export(source, tmp_path / "x", to="hf")
     assert str(caught.value) == f"{tmp_path}/x/model.safetensors: cannot be written: No space left on device"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
+
+
+def test_the_licence_goes_along(tmp_path: Path) -> None:
+    source = folder(tmp_path / "a", None)
+    (source / "README.md").write_text("---\nlanguage: en\nlicense: mit\n---\n# A model\n")
+    export(source, tmp_path / "hf", to="hf")
+    export(tmp_path / "hf", tmp_path / "again", to="hf")
+    export(tmp_path / "again", tmp_path / "x.gguf", to="gguf")
+    export(tmp_path / "x.gguf", tmp_path / "y.gguf", to="gguf")
+    export(tmp_path / "y.gguf", tmp_path / "back", to="hf")
+    assert [ModelCard.load(tmp_path / name / "README.md").data.license for name in ("hf", "again", "back")] == 3 * [
+        "mit"
+    ]
+    stated = [GGUFReader(tmp_path / name).get_field("general.license") for name in ("x.gguf", "y.gguf")]
+    assert [field and field.contents() for field in stated] == 2 * ["mit"]
+    export(source, tmp_path / "back", to="hf", force=True)
 
 
 def test_a_model_without_a_tokenizer_is_written_and_it_is_said(tmp_path: Path) -> None:

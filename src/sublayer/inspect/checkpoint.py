@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
@@ -20,10 +19,10 @@ from ..text.pretrained import Pretrained
 from ..text.sentence_piece import SentencePiece
 from ..text.tokenizer import Tokenizer
 from ..weights.context import trained_length
+from ..weights.licence import read_licence
 from ..weights.load import Checkpoint, gguf_file
 from .count import readable_bytes
 
-LARGEST = 64 << 10  # bytes of a README.md or a licence that are read: what is looked for stands in front
 KINDS: dict[type, str] = {
     BytePairs: "byte-level BPE", Bytes: "bytes", Characters: "characters", Words: "words",
     SentencePiece: "SentencePiece",
@@ -95,7 +94,7 @@ def about(path: Path, spec: Model, stem: str | None = "model") -> About:
             return None
 
     found = None if stem is None else ask("files", _stored, path, stem)
-    licence, licence_from = ask("licence", _licence, path) or (None, None)
+    licence, licence_from = ask("licence", read_licence, path) or (None, None)
     return About(
         found,
         licence,
@@ -139,38 +138,6 @@ def _files(stored: Stored) -> str:
     kinds = ", ".join(f"{kind} {shares[kind]} in {count:,}" for kind, count in stored.tensors.items())
     several = f"{stored.files[0]} and {len(stored.files) - 1} more" if len(stored.files) > 1 else "".join(stored.files)
     return f"{several}, {readable_bytes(stored.bytes)}; tensors: {kinds}"
-
-
-def _licence(path: Path) -> tuple[str, str] | None:
-    gguf = gguf_file(path)
-    if gguf is not None:
-        metadata = read_header(gguf, tensors=False).metadata
-        said = [metadata.get(f"general.license{end}") for end in ("", ".name")]
-        found = next((one for one in reversed(said) if isinstance(one, str) and one), None)
-        return (found, "general.license") if found else None
-    readme = _front(path / "README.md")
-    front = re.match(r"---\n(.*?)\n---\n", readme, re.DOTALL)
-    said = re.findall(r"^(license|license_name):[ \t]*['\"]?([^'\"#\n]+)", front[1] if front else "", re.MULTILINE)
-    keys = {key: value.strip() for key, value in said}
-    named = keys.get("license")
-    if named in (None, "other"):  # one that has no short name
-        named = keys.get("license_name", named)
-    if named:
-        return named, "README.md"
-    for file in sorted(path.glob("*")) if path.is_dir() else ():
-        if re.fullmatch(r"(licen[sc]e|copying)(\.(md|txt))?", file.name, re.IGNORECASE) and file.is_file():
-            first = next((line.strip(" #*\t") for line in _front(file).splitlines() if line.strip(" #*\t")), None)
-            if first:
-                return first[:80], file.name
-    return None
-
-
-def _front(file: Path) -> str:
-    try:
-        with open(file, "rb") as opened:
-            return opened.read(LARGEST).decode("utf-8", "replace").replace("\r\n", "\n")
-    except OSError:
-        return ""
 
 
 def _vocabulary(path: Path) -> Vocabulary:

@@ -26,6 +26,7 @@ from ..text.tokenizer import frame
 from .context import CONFIG, trained_length, write_trained_length
 from .gguf.encoders import dressed
 from .hub import local
+from .licence import read_licence
 from .load import Progress, gguf_file, load, read_config, read_json, read_spec, stored_dtype
 from .pooling import KINDS as KINDS_OF_POOLING
 from .pooling import Pooling, read_pooling
@@ -41,6 +42,7 @@ CARRIED = (
     "preprocessor_config.json", "processor_config.json",
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
     *(f"{MODULE}/{name}" for name in PARTS_OF_MODULE),
+    "README.md", "LICENSE", "LICENSE.md", "LICENSE.txt",
 )  # fmt: skip
 KEPT = (
     "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "max_position_embeddings", "n_positions",
@@ -167,6 +169,9 @@ def _export_hf(
             given |= _write_tokenizer(tokenizer, source, beside, model.spec)
             if length is not None:
                 write_trained_length(beside, length)
+        licence = read_licence(source)
+        if licence is not None and not theirs:  # as the hub's model cards say it
+            (beside / "README.md").write_text(f"---\nlicense: {json.dumps(licence[0])}\n---\n", encoding="utf-8")
         if "architectures" in config:
             _write_json(beside / "config.json", _lengthened(config | given, length))
 
@@ -230,6 +235,8 @@ def _export_gguf(
     spec, _ = read_spec(source)
     named = source.parent if source.name == "model" else source  # a run's result
     about: dict[str, Any] = {"general.name": model_name(named.resolve())}
+    licence = read_licence(source)
+    about |= {} if licence is None else {"general.license": licence[0]}
     tokenizer = _of_pieces(_tokenizer(source, note), source)
     if tokenizer is not None:
         from ..text.ggml_write import ggml_metadata
