@@ -174,3 +174,14 @@ def test_a_text_that_the_library_refuses_is_a_users_mistake() -> None:
     for call in (lambda: tokenizer.encode("b"), lambda: tokenizer.encode_batch(["a", "b"])):
         with pytest.raises(InputError, match="cannot encode this text: WordLevel error"):
             call()
+
+
+@pytest.mark.parametrize("merges", [[["a", "é"]], ["a é"]])
+def test_a_merge_that_would_end_the_process_is_refused(merges: list, tmp_path) -> None:
+    """The library cuts the prefix's bytes off what is no continuation, in the midst of a character."""
+    model = {"type": "BPE", "vocab": {"a": 0, "é": 1, "aé": 2, "#b": 3, "ab": 4}, "continuing_subword_prefix": "#"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model | {"merges": merges}}))
+    with pytest.raises(InputError, match=r"tokenizer\.json: a merge's second token does not begin with continuing"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model | {"merges": [["a", "#b"]]}}))
+    assert load_tokenizer(tmp_path).encode("ab") == [4]

@@ -97,6 +97,8 @@ def _load_json(path: Path) -> Tokenizer:
     for own in (Bytes, Characters, Words):
         if data.get("type") == own.__name__:
             return own.from_json(data)
+    if not _prefixed(data.get("model")):
+        raise InputError(f"{path}: a merge's second token does not begin with continuing_subword_prefix")
     try:
         model = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more specific
@@ -107,6 +109,23 @@ def _load_json(path: Path) -> Tokenizer:
         return kind(model, eos=eos, unknown=_unknown(data["model"], model), config=config)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def _prefixed(model: Any) -> bool:
+    """Whether what goes on in a word begins as it should: the library cuts so many bytes off it, whatever they are, and
+    ends the process where half a character is left."""
+    if not isinstance(model, dict):
+        return True  # which the library refuses, as all that is of another kind here
+    prefix, merges = model.get("continuing_subword_prefix"), model.get("merges")
+    if not isinstance(prefix, str) or not isinstance(merges, list):
+        return True
+    for pair in merges:
+        second = (
+            pair.partition(" ")[2] if isinstance(pair, str) else pair[-1] if isinstance(pair, list) and pair else ""
+        )
+        if isinstance(second, str) and not second.startswith(prefix):
+            return False
+    return True
 
 
 def _load_sentence_piece(path: Path) -> SentencePiece:
