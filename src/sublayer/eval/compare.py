@@ -57,8 +57,8 @@ def compare(
         for batch in batches(texts, length, stride, progress):
             sums += _sums(model, reference, batch)
     nats, nats_of_reference, divergence, same, tokens = sums.tolist()
-    scores = (Score(found, int(tokens), texts.bytes) for found in (nats, nats_of_reference))
-    return Comparison(*scores, divergence / tokens, same / tokens)
+    own, other = (Score(found, int(tokens), texts.bytes) for found in (nats, nats_of_reference))
+    return Comparison(own, other, divergence / tokens, same / tokens)
 
 
 def _sums(model: ModelOp, reference: ModelOp, batch: Batch) -> Tensor:
