@@ -114,3 +114,10 @@ def test_a_batch_is_each_text_alone() -> None:
     tokenizer = SentencePiece(sentence_piece_model("unigram"))
     assert [ids.tolist() for ids in tokenizer.encode_batch(HARD)] == [tokenizer.encode(text) for text in HARD]
     assert tokenizer.encode_batch([]) == []
+
+
+def test_a_piece_that_is_no_text_is_refused_when_the_model_is_read(tmp_path) -> None:
+    model = sentence_piece_model("bpe").replace(b"<tool>", b"<to\xf5l>")
+    (tmp_path / "tokenizer.model").write_bytes(model)
+    with pytest.raises(InputError, match=r"tokenizer\.model: not a SentencePiece model: .* can't decode byte 0xf5"):
+        load_tokenizer(tmp_path)

@@ -42,6 +42,7 @@ class SentencePiece:
         try:
             self._model.LoadFromSerializedProto(model)
             self.size = self._model.get_piece_size()
+            self._model.id_to_piece(list(range(self.size)))  # refuses a piece that is not UTF-8, which would come later
         except Exception as error:  # RuntimeError, or whatever its C++ throws
             raise InputError(f"not a SentencePiece model: {error}") from None
         own = self._model.eos_id()
