@@ -345,9 +345,8 @@ def test_the_licence_goes_along(tmp_path: Path) -> None:
     export(tmp_path / "again", tmp_path / "x.gguf", to="gguf")
     export(tmp_path / "x.gguf", tmp_path / "y.gguf", to="gguf")
     export(tmp_path / "y.gguf", tmp_path / "back", to="hf")
-    assert [ModelCard.load(tmp_path / name / "README.md").data.license for name in ("hf", "again", "back")] == 3 * [
-        "mit"
-    ]
+    cards = [ModelCard.load(tmp_path / name / "README.md") for name in ("hf", "again", "back")]
+    assert [card.data.to_dict()["license"] for card in cards] == 3 * ["mit"]
     stated = [GGUFReader(tmp_path / name).get_field("general.license") for name in ("x.gguf", "y.gguf")]
     assert [field and field.contents() for field in stated] == 2 * ["mit"]
     export(source, tmp_path / "back", to="hf", force=True)
