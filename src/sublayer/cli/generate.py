@@ -66,7 +66,7 @@ def command(
     import torch
 
     from ..decoding.request import read_options
-    from ..text import load_tokenizer
+    from ..text.load import has_tokenizer, load_tokenizer
     from ..weights import load
     from ..weights.context import trained_length
     from ..weights.hub import local
@@ -84,7 +84,7 @@ def command(
         raise UsageError(f"{model}: cannot generate: that takes a decoder over tokens with a head")
     if spec.encoder is not None and spec.decoder is not None and all(one.source is None for one in requests):
         raise UsageError(f"{model}: an encoder-decoder: give a --source a prompt, or use sublayer translate")
-    tokenizer = load_tokenizer(model) if stop or _textual(requests) or _has_tokenizer(model) else None
+    tokenizer = load_tokenizer(model) if stop or _textual(requests) or has_tokenizer(model) else None
     with Answers.open(output) if output is not None else nullcontext() as answers:
         loaded = load(model, dtype=getattr(torch, dtype), device=device)
         job = Job(loaded, tokenizer, options, seed, trained_length(model, spec))
@@ -100,7 +100,3 @@ def command(
 def _textual(requests: list[Request]) -> bool:
     return any(isinstance(one.prompt, str) or isinstance(one.source, str) or one.options.get("stop")
                for one in requests)  # fmt: skip
-
-
-def _has_tokenizer(model: Path) -> bool:
-    return (model / "tokenizer.json").is_file() or model.suffix == ".gguf"

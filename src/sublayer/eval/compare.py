@@ -72,7 +72,8 @@ def _sums(model: ModelOp, reference: ModelOp, batch: Batch) -> Tensor:
     for ids, mine, other in zip(labels.to(device).split(rows), *(part.split(rows) for part in hidden), strict=True):
         found, wanted = _logs(model, mine), _logs(reference, other).to(device)
         code = [-one.gather(1, ids[:, None]).double().sum() for one in (found, wanted)]
-        divergence = (wanted.exp() * (wanted - found)).double().sum()
+        each = wanted.exp() * (wanted - found)
+        divergence = each.masked_fill(wanted.isneginf(), 0).double().sum()  # what cannot be adds nothing
         same = (found.argmax(1) == wanted.argmax(1)).sum()
         sums += torch.stack([*code, divergence, same, same.new_tensor(len(ids))]).cpu()
     return sums
