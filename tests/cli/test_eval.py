@@ -61,6 +61,17 @@ def test_figures_go_to_stdout_and_speed_to_stderr(folder: Path, run, tmp_path: P
     assert err.endswith(" tokens/s\n")
 
 
+def test_bytes_that_are_no_text_are_refused_or_read_as_asked(folder: Path, run, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("größer".encode("latin-1"))
+    asked = ("--text", tmp_path / "a.txt", "--length", 8)
+    code, _, err = run(folder, *asked)
+    assert code == 1
+    assert 'a.txt: byte 0xF6 at offset 2 is not UTF-8 (invalid start byte); bad_bytes="replace" reads it' in err
+    code, out, _ = run(folder, *asked, "--bad-bytes", "replace")
+    assert code == 0
+    assert "bytes           10\n" in out  # four letters, and three for each of the two
+
+
 def test_another_model_is_compared_with(folder: Path, run, tmp_path: Path) -> None:
     """A head of three times the weights: the distribution is known from the first one's logits."""
     model = sublayer.load(folder)

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -22,6 +22,10 @@ def command(
         typer.Option(help="A file, a folder or a glob: text, JSON lines, Parquet, by its name's end; repeat for more."),
     ],
     field: Annotated[str, typer.Option(help="Where JSON lines and Parquet rows have their text.")] = "text",
+    bad_bytes: Annotated[
+        Literal["error", "replace", "skip"],
+        typer.Option(help="Of bytes that are not UTF-8: refuse, read as U+FFFD, or leave their document out."),
+    ] = "error",
     length: Annotated[
         int | None, typer.Option(min=1, help=f"Tokens of a window; default: what the model reads, {LONGEST} at most.")
     ] = None,
@@ -68,7 +72,7 @@ def command(
 
     def encoded(path: Path, what: str) -> Texts:
         with Line() as line:
-            return Texts.encode(_read(text, field, line, what), load_tokenizer(path), begin)
+            return Texts.encode(_read(text, field, bad_bytes, line, what), load_tokenizer(path), begin)
 
     texts = encoded(model, "reading text")
     if against is not None and not np.array_equal(encoded(against, "reading it again").ids, texts.ids):
@@ -120,10 +124,12 @@ def _in_words(shown: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _read(paths: list[str], field: str, line: Line, what: str) -> Iterator[str]:
+def _read(
+    paths: list[str], field: str, bad_bytes: Literal["error", "replace", "skip"], line: Line, what: str
+) -> Iterator[str]:
     from ..data.readers import Seen, documents, measure
 
     seen, whole = Seen(), measure(paths).bytes
-    for document in documents(paths, field=field, seen=seen):
+    for document in documents(paths, field=field, bad_bytes=bad_bytes, seen=seen):
         line.stage(what, seen.bytes, whole, size)
         yield document.text
