@@ -110,8 +110,10 @@ def test_of_a_model_that_sees_images_the_language_model_is_read(tmp_path) -> Non
 
 def test_the_published_file_of_one_that_sees_leaves_sizes_to_its_class() -> None:
     """Gemma 3 4B's: its 4,300,079,472 parameters less those of the part that sees, 419,816,304 of them."""
-    text: dict[str, Any] = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
-            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}  # fmt: skip
+    text: dict[str, Any] = {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    }  # fmt: skip
     file = {"architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eoi_token_index": 256000,
             "image_token_index": 262144, "mm_tokens_per_image": 256, "model_type": "gemma3", "text_config": text,
             "vision_config": {"hidden_size": 1152}}  # fmt: skip
