@@ -15,6 +15,7 @@ from sublayer.weights import save
 from sublayer.weights.load import Checkpoint
 from tests.decoding.models import SPECS, tiny
 from tests.text.control import CHATML, tokenizer_folder
+from tests.text.kinds import sentence_piece_model
 
 LAYERS, DIM, HIDDEN, VOCAB = 80, 8192, 28672, 128256  # Llama 3, 70B
 
@@ -155,6 +156,12 @@ def test_a_gguf_file_is_shown_from_its_header(
     assert "  licence        llama3 (general.license)" in said
     assert "no tokenizer in it" in said
     assert "  context        8,192 tokens" in said
+
+
+def test_the_end_of_a_text_is_told_by_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    save(tiny(SPECS["llama"]), tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(sentence_piece_model("bpe"))
+    assert "ends at 2 </s>\n" in shown(capsys, str(tmp_path))
 
 
 def test_a_folder_tells_its_tokenizer_template_and_licence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -145,5 +145,5 @@ def _vocabulary(path: Path) -> Vocabulary:
     kind = KINDS.get(type(tokenizer))
     if kind is None and isinstance(tokenizer, Pretrained):
         kind = type(tokenizer.library.model).__name__  # BPE, WordPiece, Unigram
-    names = tokenizer.library.id_to_token if isinstance(tokenizer, Pretrained) else lambda id: ""
+    names = tokenizer.name_of if isinstance(tokenizer, Pretrained | SentencePiece) else lambda id: ""
     return Vocabulary(kind or type(tokenizer).__name__, tokenizer.size, {id: names(id) or "" for id in tokenizer.eos})
