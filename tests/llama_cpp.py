@@ -38,6 +38,7 @@ class LlamaCpp:
         with _quiet():
             self._server = library.Server(asked)
         self._line = HTTPConnection(self._server.listening_address.removeprefix("http://"))
+        self._request("GET", "/slots")  # its loop has begun once this is answered; ended before that, it never ends
 
     def log_probabilities(self, ids: Sequence[int], vocab: int, best: int | None = None) -> Tensor:
         """[V] of the token after these ids; NaN for all but so many of the best."""
@@ -66,13 +67,14 @@ class LlamaCpp:
 
     def trained_length(self) -> int:
         """What it takes the file to say."""
-        with _quiet():
-            self._line.request("GET", "/v1/models")
-            return json.load(self._line.getresponse())["data"][0]["meta"]["n_ctx_train"]
+        return self._request("GET", "/v1/models")["data"][0]["meta"]["n_ctx_train"]
 
     def _post(self, route: str, request: dict) -> dict:
+        return self._request("POST", f"/{route}", json.dumps(request), {"Content-Type": "application/json"})
+
+    def _request(self, *request: Any) -> Any:
         with _quiet():
-            self._line.request("POST", f"/{route}", json.dumps(request), {"Content-Type": "application/json"})
+            self._line.request(*request)
             answer = json.load(self._line.getresponse())
             self._line.close()  # it would hang up while we compute for longer than it waits; the next request opens it
             return answer

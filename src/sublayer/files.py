@@ -52,6 +52,13 @@ def replacing(path: Path | str) -> Iterator[Path]:
         beside.unlink(missing_ok=True)
 
 
+def write_json(path: Path | str, data: Any) -> None:
+    """Writes as UTF-8, through `replacing`; half a character, as in a path of other bytes, as JSON's \\ud8ff."""
+    text = json.dumps(data, ensure_ascii=False, indent=1) + "\n"
+    with replacing(path) as beside:
+        beside.write_bytes(text.encode("utf-8", "backslashreplace"))
+
+
 @contextmanager
 def replacing_folder(path: Path | str) -> Iterator[Path]:
     """Yields a new folder beside `path` to write to; on success it takes the place of `path`, else it is removed.

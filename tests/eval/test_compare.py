@@ -8,6 +8,7 @@ from sublayer.errors import UsageError
 from sublayer.eval import Comparison, Texts, compare, score
 from sublayer.nn.sublayer import Model, ModelOp
 from sublayer.recipes import gpt2, llama
+from sublayer.step import Step
 from sublayer.text import Bytes
 
 BYTES = Bytes(("<|end|>",))
@@ -29,7 +30,8 @@ def pair() -> list[ModelOp]:
 
 
 def compared(pair: list[ModelOp]) -> Comparison:
-    return compare(*pair, Texts.encode(DOCUMENTS, BYTES, END), length=16)
+    model, reference = pair
+    return compare(model, reference, Texts.encode(DOCUMENTS, BYTES, END), length=16)
 
 
 @torch.no_grad()
@@ -61,8 +63,8 @@ def test_a_model_beside_itself_is_no_distance_away(pair: list[ModelOp]) -> None:
 def test_what_the_reference_rules_out_adds_nothing(pair: list[ModelOp], monkeypatch: pytest.MonkeyPatch) -> None:
     plain = ModelOp.logits
 
-    def logits(model: ModelOp, *given: Tensor) -> Tensor:
-        found = plain(model, *given)
+    def logits(model: ModelOp, hidden: Tensor, step: Step | None = None) -> Tensor:
+        found = plain(model, hidden, step)
         return found.index_fill(-1, torch.tensor([0, 1]), -torch.inf) if model is pair[1] else found
 
     monkeypatch.setattr(ModelOp, "logits", logits)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import sublayer
 from sublayer.errors import SpecError, UsageError, WeightsError
-from sublayer.files import replacing, replacing_folder, stream_tensors
+from sublayer.files import replacing, replacing_folder, stream_tensors, write_json
 from sublayer.recipes import gpt2, to_hf
 from sublayer.recipes.gpt2 import TINY as TINY_GPT2
 from tests.tiny import tiny
@@ -247,6 +247,14 @@ def test_a_stream_is_read_by_the_safetensors_library(dtype: torch.dtype, tmp_pat
 
 
 # --- files ---
+
+
+def test_json_is_utf8_and_holds_paths_of_any_bytes(tmp_path) -> None:
+    said = {"größe": os.fsdecode(b"caf\xe9"), "list": [1, None]}
+    write_json(tmp_path / "a.json", said)
+    raw = (tmp_path / "a.json").read_bytes()
+    assert "größe".encode() in raw
+    assert json.loads(raw) == said
 
 
 def test_replacing_cleans_up_after_killed_writers_only(tmp_path) -> None:

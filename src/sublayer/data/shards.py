@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from ..errors import InputError, SublayerError, UsageError
-from ..files import replacing
+from ..files import write_json
 from ..text.tokenizer import Tokenizer
 from .readers import LONGEST, BadBytes, Document, Name, Seen, documents, listed, measure
 from .tokens import (
@@ -208,8 +208,7 @@ class _State:
         return state if known and all(type(n) is int and n >= 0 for n in numbers) else cls.new(build, sides)
 
     def save(self, path: Path) -> None:
-        with replacing(path) as beside:
-            beside.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        write_json(path, asdict(self))
 
     @property
     def tokens(self) -> int:
@@ -278,8 +277,8 @@ class _Build:
                 self.state.build, side.tokens, side.documents, side.bytes, self.tokenizer.size, self.tokenizer.eos,
                 self.made_by, self.shard_tokens, sources, split,
             )  # fmt: skip
-            with _writing(self.folder), replacing(place / INDEX) as path:
-                path.write_text(json.dumps(index.to_json(), indent=2) + "\n", encoding="utf-8")
+            with _writing(self.folder):
+                write_json(place / INDEX, index.to_json())
         return [Tokens.open(place) for place in self.sides]
 
     def _sides(self, document: Document, held: float) -> Iterator[tuple[int, Document, bytes]]:

@@ -14,7 +14,7 @@ from .. import __version__
 from ..data.batches import Batches
 from ..data.tokens import Tokens
 from ..errors import InputError
-from ..files import replacing
+from ..files import write_json
 from ..text import Tokenizer, load_tokenizer
 from ..train.config import Run
 from ..train.language import next_token, next_tokens
@@ -60,8 +60,7 @@ def judge(run: Run, result: Result, say: Callable[[str], None] = lambda line: No
         training, held = (_texts(tokens, tokenizer) for tokens in sides(run))
         say("counting the other judges: a 5-gram of the training text, and xz -9 (about 1.5 s a megabyte)")
         found = {"ngram": ngram_bits(training, held), "xz": xz_bits(held), "xz_given": xz_bits(held, training)}
-        with replacing(path) as beside:
-            beside.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_json(path, found)
     return Judged(result.score.bits_per_byte, **json.loads(path.read_text(encoding="utf-8")))
 
 

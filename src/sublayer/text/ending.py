@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..files import read_bounded, replacing
+from ..files import read_bounded, write_json
 from .tokenizer import MAX_SIZE
 
 LARGEST = 1 << 28
@@ -49,10 +49,10 @@ def write_eos(
     Where that is not enough (several ids, or the folder's other files say otherwise), generation_config.json is set.
     """
     named = {"eos_token": name_of(eos[0]) if eos else None}
-    _write_json(folder / "tokenizer_config.json", {**config, **named})
+    write_json(folder / "tokenizer_config.json", {**config, **named})
     if read_eos(folder, id_of) != eos:
         path = folder / "generation_config.json"
-        _write_json(path, (read_json(path) if path.is_file() else {}) | {"eos_token_id": list(eos)})
+        write_json(path, (read_json(path) if path.is_file() else {}) | {"eos_token_id": list(eos)})
 
 
 def marks(config: Mapping[str, Any], id_of: Callable[[str], int | None]) -> dict[str, int]:
@@ -97,8 +97,3 @@ def read_json(path: Path) -> dict[str, Any]:
 def _content(token: Any) -> Any:
     """The text of a token, which may stand in an object with how it is matched."""
     return token.get("content") if isinstance(token, dict) else token
-
-
-def _write_json(path: Path, data: Mapping[str, Any]) -> None:
-    with replacing(path) as beside:
-        beside.write_text(json.dumps(data, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

@@ -1,6 +1,5 @@
 """What Bytes and the tokenizers that only count share: text is looked up piece by piece, and nothing is merged."""
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..files import replacing
+from ..files import write_json
 from .tokenizer import Ids, Names, Policy, check_policy, utf8
 
 
@@ -64,5 +63,4 @@ class Plain(ABC):
         """Writes tokenizer.json into folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / "tokenizer.json") as path:
-            path.write_text(json.dumps(self.to_json(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        write_json(folder / "tokenizer.json", self.to_json())

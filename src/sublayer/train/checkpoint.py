@@ -6,7 +6,6 @@ training.json beside: `sublayer generate` opens it as it is, and a run goes on f
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -21,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ..errors import WeightsError
-from ..files import clean, read_tensors, replacing, replacing_folder, write_tensors
+from ..files import clean, read_tensors, replacing, replacing_folder, write_json, write_tensors
 from ..nn.sublayer import ModelOp
 from ..text.tokenizer import Tokenizer
 from ..weights.load import load_into, read_json
@@ -71,8 +70,7 @@ def write(
             tokenizer.save(beside)
         with replacing(beside / "training.safetensors") as path:
             write_tensors(path, tensors, {"step": str(step)})
-        with replacing(beside / "training.json") as path:
-            path.write_text(json.dumps({"step": step, **facts}, indent=1) + "\n", encoding="utf-8")
+        write_json(beside / "training.json", {"step": step, **facts})
     return Saved(target, step)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +12,7 @@ import torch
 from ..data.bins import Bins
 from ..data.episodes import Episode, Moments, all_actions, episodes, parted, pixels
 from ..errors import InputError, UsageError
-from ..files import replacing
+from ..files import write_json
 from ..weights.load import read_json
 from . import checkpoint
 from .actions import BehaviourCloning, told
@@ -59,8 +58,7 @@ class EpisodeFeed:
         else:
             actions = all_actions(self.training)
             self.bins = Bins.spanning(actions, objective.bins, self.tokenizer.size, objective.tails)
-            with replacing(path) as beside:
-                beside.write_text(json.dumps(self.bins.to_json()) + "\n", encoding="utf-8")
+            write_json(path, self.bins.to_json())
         self.moments = Moments(self.training, objective.steps, self.run.seed)
         short = len(self.training) - len(self.moments.source)
         over = f"; {short:,} of fewer than {objective.steps} steps are left out" if short else ""

@@ -27,7 +27,7 @@ from ..data.readers import Seen, documents, measure, records
 from ..data.shards import Progress, prepare
 from ..data.tokens import Tokens, fingerprint
 from ..errors import InputError, UsageError
-from ..files import replacing
+from ..files import write_json
 from ..text import Tokenizer
 from . import checkpoint
 from .batch import Batch
@@ -266,8 +266,7 @@ class ExampleFeed:
                     if len(names) > MAX_CLASSES:
                         many = f"more than {MAX_CLASSES:,} different labels"
                         raise InputError(f"{where}: {many}: is the field {source.target!r} one?")
-            with replacing(path) as beside:
-                beside.write_text(json.dumps(sorted(names), ensure_ascii=False) + "\n", encoding="utf-8")
+            write_json(path, sorted(names))
         found = cast(Any, json.loads(path.read_text(encoding="utf-8")))
         return {name: i for i, name in enumerate(found)}
 
@@ -364,8 +363,7 @@ class ImageFeed:
         self.sizes: dict[str, Any] = {"classes": len(self.images.classes), "image": image, "channels": channels}
         path = out / "labels.json"
         if not path.exists():
-            with replacing(path) as beside:
-                beside.write_text(json.dumps(self.images.classes, ensure_ascii=False) + "\n", encoding="utf-8")
+            write_json(path, self.images.classes)
 
     def open(self) -> None:
         run = self.run

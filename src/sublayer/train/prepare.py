@@ -5,7 +5,6 @@ All of it is found again by whoever comes later: a resumed run, and the other ra
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
@@ -15,7 +14,7 @@ from typing import Any
 from ..data.readers import measure
 from ..data.tokens import fingerprint
 from ..errors import SublayerError, UsageError
-from ..files import replacing
+from ..files import write_json
 from ..nn.sublayer import Model
 from ..text import Bytes, Characters, Tokenizer, Words, load_tokenizer
 from ..text.train import train_bpe
@@ -68,8 +67,7 @@ def settle(run: Run, out: Path, view: View, *, restart: bool) -> None:
             (out / "labels.json").unlink(missing_ok=True)
         for key in changed:
             view.note(f"{key} is {now.get(key)} now: the run goes on, but no longer as it was to the last bit")
-    with replacing(path) as beside:
-        beside.write_text(json.dumps(run.to_json(), indent=1) + "\n", encoding="utf-8")
+    write_json(path, run.to_json())
 
 
 def leave(out: Path) -> None:

@@ -15,7 +15,6 @@ uninterrupted one to the last bit.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -32,7 +31,7 @@ from torch import Tensor
 
 from ..decoding import generate
 from ..errors import SublayerError, UsageError, WeightsError
-from ..files import replacing
+from ..files import write_json
 from ..nn.sublayer import Model, ModelOp
 from ..weights import load, save
 from ..weights.context import trained_length, write_trained_length
@@ -420,8 +419,7 @@ class _Training:
         about |= {"bits_per_byte": score.bits_per_byte if score.bytes else None, "step": self.step, "seconds": seconds}
         about |= {} if score.right is None else {"accuracy": score.accuracy}
         self._draw()
-        with replacing(self.out / "result.json") as path:  # the last: with it, the run is over
-            path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        write_json(self.out / "result.json", about)  # the last: with it, the run is over
         return Result(self.out / "model", self.step, score, seconds)
 
 

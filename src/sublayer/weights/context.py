@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from ..files import replacing
+from ..files import write_json
 from ..gguf_header import read_header
 from ..nn.sublayer import Model
 from .load import gguf_file, read_json
@@ -54,8 +53,7 @@ def write_trained_length(folder: Path, length: int) -> None:
     """Notes the length in a folder's tokenizer_config.json, beside what it says."""
     path = folder / "tokenizer_config.json"
     config = (read_json(path) if path.is_file() else {}) | {TRAINED: length}
-    with replacing(path) as beside:
-        beside.write_text(json.dumps(config, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    write_json(path, config)
 
 
 def _length(said: object) -> int | None:

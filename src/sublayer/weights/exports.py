@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from ..errors import InputError, SpecError, UsageError, WeightsError
-from ..files import replacing, replacing_folder
+from ..files import replacing, replacing_folder, write_json
 from ..gguf_header import model_name, part, part_count
 from ..nn.head import Pooled
 from ..nn.sublayer import Model
@@ -173,7 +173,7 @@ def _export_hf(
         if licence is not None and not theirs:  # as the hub's model cards say it
             (beside / "README.md").write_text(f"---\nlicense: {json.dumps(licence[0])}\n---\n", encoding="utf-8")
         if "architectures" in config:
-            _write_json(beside / "config.json", _lengthened(config | given, length))
+            write_json(beside / "config.json", _lengthened(config | given, length))
 
 
 def _lengthened(config: dict[str, Any], length: int | None) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _write_tokenizer(tokenizer: Tokenizer, source: Path, folder: Path, spec: Mod
     if bos is not None:
         path = folder / "tokenizer_config.json"
         named = same.name_of(bos)
-        _write_json(path, {"bos_token": named} | read_json(path))
+        write_json(path, {"bos_token": named} | read_json(path))
     template = _template(source)
     if template is not None:
         with replacing(folder / "chat_template.jinja") as path:
@@ -209,7 +209,7 @@ def _write_tokenizer(tokenizer: Tokenizer, source: Path, folder: Path, spec: Mod
     if spec.decoder is not None and spec.encoder is not None and eos:
         ids["decoder_start_token_id"] = eos[0]  # with which a target begins in training
     if spec.decoder is not None:
-        _write_json(folder / "generation_config.json", ids)
+        write_json(folder / "generation_config.json", ids)
     return ids
 
 
@@ -306,8 +306,3 @@ def _template(source: Path) -> str | None:
         return found if isinstance(found, str) else None
     template = ChatTemplate.read(source)
     return None if template is None else template.source
-
-
-def _write_json(path: Path, data: Mapping[str, Any]) -> None:
-    with replacing(path) as beside:
-        beside.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

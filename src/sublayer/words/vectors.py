@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ..errors import InputError, UsageError, nearest
-from ..files import read_tensors, replacing, write_tensors
+from ..files import read_tensors, replacing, write_json, write_tensors
 from .corpus import words_of
 
 FILE, VOCABULARY, TEXT = "vectors.safetensors", "vocabulary.json", "vectors.txt"
@@ -81,9 +81,8 @@ class Vectors:
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / FILE) as beside:
             write_tensors(beside, {"vectors": self.table}, {"words": str(len(self.words))})
-        with replacing(folder / VOCABULARY) as beside:
-            kept = {"about": dict(self.about), "words": list(self.words), "counts": self.counts.tolist()}
-            beside.write_text(json.dumps(kept, ensure_ascii=False), encoding="utf-8")
+        kept = {"about": dict(self.about), "words": list(self.words), "counts": self.counts.tolist()}
+        write_json(folder / VOCABULARY, kept)
         with replacing(folder / TEXT) as beside, beside.open("w", encoding="utf-8") as file:
             file.write(f"{len(self.words)} {self.table.shape[1]}\n")
             for word, row in zip(self.words, self.table.tolist(), strict=True):
