@@ -87,6 +87,9 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(raw)
         if b"\\ud" in raw.lower():  # half a character, which JSON can say and no UTF-8 can
             json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(error.object[error.start]):04X}"
+        raise InputError(f"{path}: holds {half}, half a character, which no text can") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: {error}") from None
     if not isinstance(data, dict):
