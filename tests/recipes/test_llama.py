@@ -297,7 +297,7 @@ def test_a_size_that_is_left_to_follow_another_is_exported_too(change: str) -> N
     ["decoder.blocks.*.attn.op.position.pairing=interleaved",
      "decoder.blocks.0.attn.op.window=4", "decoder.blocks.*.attn.op.keep_first=4",
      "decoder.blocks.*.attn.op.qk_norm={\"spec\": \"RMSNorm\"}", "decoder.blocks.*.ffn.op.gated=false",
-     "decoder.norm.plus_one=true", "decoder.blocks.*.attn.pre.eps=1e-3", "head=null"],
+     "decoder.norm.plus_one=true", "decoder.blocks.*.attn.pre.eps=1e-3"],
 )  # fmt: skip
 def test_a_model_that_no_class_of_theirs_has_is_not_exported(change: str) -> None:
     with pytest.raises(SpecError, match="no Hugging Face architecture expresses this model"):
