@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from sublayer.errors import SpecError
 from sublayer.nn import delta
+from sublayer.nn.chunks import faded
 from sublayer.nn.delta import GatedDelta, GatedDeltaOp, gated_delta
 from sublayer.nn.embed import Embed
 from sublayer.nn.sublayer import Block, Model, ModelOp, Sublayer, Trunk
@@ -129,3 +130,16 @@ def test_under_autocast_the_memory_is_still_computed_in_fp32() -> None:
     with patch.object(delta, "gated_delta", look), torch.autocast("cpu", torch.bfloat16):
         built(ids(5)[None])
     assert seen == [(False, torch.float32)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_has_faded_is_never_denormal(dtype: torch.dtype) -> None:
+    logs = torch.linspace(-800, 0, 4001, dtype=dtype, requires_grad=True)
+    found = faded(logs, dtype)
+    found.sum().backward()
+    kept = found > 0
+    assert float(found[kept].min()) ** 2 >= torch.finfo(dtype).tiny
+    assert_close(found, logs.exp(), rtol=1e-6, atol=1.1e-19)
+    assert logs.grad is not None
+    assert_close(logs.grad, found, rtol=1e-6, atol=0)
+    assert 0 < int(kept.sum()) < len(kept)

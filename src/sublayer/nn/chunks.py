@@ -55,6 +55,15 @@ def only(x: Tensor, where: Tensor | None) -> Tensor:
     return x if where is None else x.masked_fill(~where, 0)
 
 
+def faded(logs: Tensor, dtype: torch.dtype) -> Tensor:
+    """exp of logs (≤ 0) as dtype, and 0 below the square root of the smallest normal number of fp32 (of fp64, in it).
+
+    Beside shares near 1 that is lost in rounding anyway, while products with it would be denormal, which CPUs multiply
+    several times slower.
+    """
+    return F.threshold(logs.exp(), torch.finfo(wide(dtype)).tiny ** 0.5, 0.0).to(dtype)
+
+
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype that sums over a whole document are kept in: fp32, or fp64 in an fp64 model."""
     return torch.float64 if dtype == torch.float64 else torch.float32

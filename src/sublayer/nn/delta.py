@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..state import Leaf, PerSlot, State
 from ..step import Step
-from .chunks import Chunks, only, wide
+from .chunks import Chunks, faded, only, wide
 from .convolution import ShortConvolution
 from .initialise import Init
 from .norm import RMSNorm
@@ -143,8 +143,8 @@ def gated_delta(
     q, k, v, fade, beta = (chunks.cut(x) for x in (q, k, v, fade, beta))
     # Σ g from after j up to i: summed column by column, for differences of one running sum would lose their digits.
     between = fade[..., None].expand(*fade.shape, chunks.size).tril(-1).cumsum(-2)
-    decay = only(between.exp(), chunks.seen)  # [B, N, n, C, C]
-    since = fade.cumsum(-1).exp()[..., None]  # [B, N, n, C, 1]: from the chunk's beginning
+    decay = only(faded(between, q.dtype), chunks.seen)  # [B, N, n, C, C]
+    since = faded(fade.cumsum(-1), q.dtype)[..., None]  # [B, N, n, C, 1]: from the chunk's beginning
     # What each token writes is u_i = β_i (v_i − what is found at k_i), which earlier tokens of its chunk have changed:
     # a triangular system, solved for what v writes and for what the memory before the chunk takes off it.
     system = beta[..., None] * (k @ k.transpose(-1, -2)) * decay

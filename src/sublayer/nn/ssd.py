@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .chunks import faded
+
 CHUNK = 64
 
 
@@ -40,7 +42,7 @@ def ssd(
 
     # What a token hears of its own chunk.
     weights = (_by_group(c) @ _by_group(b).mT).repeat_interleave(H // G, 2)  # [B, U, H, C, C]
-    weights = weights * _decays_between(log_decay, seen).to(x.dtype)
+    weights = weights * _decays_between(log_decay, seen, x.dtype)
     y = (weights @ inputs.transpose(2, 3)).transpose(2, 3)  # [B, U, C, H, P]
 
     # What each chunk leaves, and what is left of the chunks before it.
@@ -48,7 +50,7 @@ def ssd(
     if document is not None:
         until_end = until_end.masked_fill((document != document[:, :, -1:])[..., None], -torch.inf)
         since_start = since_start.masked_fill((document != 0)[..., None], -torch.inf)
-    until_end, since_start = until_end.exp().to(x.dtype), since_start.exp().to(x.dtype)
+    until_end, since_start = faded(until_end, x.dtype), faded(since_start, x.dtype)
     left = _by_group(b).mT @ _by_group(parted(inputs * until_end[..., None], 3, G, H // G).flatten(4))
     through = parted(since_start[:, :, -1], 2, G, H // G).repeat_interleave(P, 3)[:, :, :, None]  # [B, U, G, 1, R]
     h = left.new_zeros(left[:, 0].shape) if past is None else past
@@ -77,11 +79,11 @@ def _by_group(x: Tensor) -> Tensor:
     return x.transpose(2, 3)
 
 
-def _decays_between(log_decay: Tensor, seen: Tensor) -> Tensor:
+def _decays_between(log_decay: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
     """[B, U, H, C, C]: what is left at a token of each earlier one's input; 0 for later ones and other documents'."""
     sums = log_decay.transpose(2, 3)
     between = sums[..., None] - sums[..., None, :]
-    return between.masked_fill(~seen.unsqueeze(-3), -torch.inf).exp()
+    return faded(between.masked_fill(~seen.unsqueeze(-3), -torch.inf), dtype)
 
 
 def _one_token(
