@@ -61,7 +61,7 @@ def faded(logs: Tensor, dtype: torch.dtype) -> Tensor:
     Beside shares near 1 that is lost in rounding anyway, while products with it would be denormal, which CPUs multiply
     several times slower.
     """
-    return F.threshold(logs.exp(), torch.finfo(wide(dtype)).tiny ** 0.5, 0.0).to(dtype)
+    return F.threshold(logs.exp().to(dtype), torch.finfo(wide(dtype)).tiny ** 0.5, 0.0)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
