@@ -228,25 +228,23 @@ def jamba(writer: gguf.GGUFWriter, config: Config) -> None:
     writer.add_vocab_size(config["vocab_size"])
 
 
-def bert(writer: gguf.GGUFWriter, config: Config) -> None:
+def _encoder(writer: gguf.GGUFWriter, config: Config, eps: float) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_layer_norm_eps(config["layer_norm_eps"])
+    writer.add_layer_norm_eps(eps)
     writer.add_causal_attention(False)
+
+
+def bert(writer: gguf.GGUFWriter, config: Config) -> None:
+    _encoder(writer, config, config["layer_norm_eps"])
     writer.add_pooling_type(gguf.PoolingType.MEAN)
 
 
 def modernbert(writer: gguf.GGUFWriter, config: Config) -> None:
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_layer_norm_eps(config["norm_eps"])
-    writer.add_causal_attention(False)
+    _encoder(writer, config, config["norm_eps"])
     writer.add_sliding_window(config["local_attention"])
     writer.add_sliding_window_pattern(3)
     writer.add_rope_freq_base(config["rope_parameters"]["full_attention"]["rope_theta"])

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import lm_eval.models  # noqa: F401 (registers its own, which it leaves where ours is registered first)
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
@@ -33,6 +33,8 @@ from ..weights.context import trained_length
 from ..weights.hub import local
 from ..weights.load import load, read_spec
 from .text import TOKENS, begin_token, refuse
+
+import_module("lm_eval.models")  # registers its own, which it would leave out once another is registered
 
 LONGEST = 2048
 """Tokens that a model reads where nothing says how many; the harness has the same."""
